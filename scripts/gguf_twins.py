@@ -527,6 +527,7 @@ class Ling3(Ling2):
         "attention.A_log": "ssm_a",
         "attention.dt_bias": "ssm_dt",
         "attention.o_norm": "ssm_norm",
+        "attention.o_proj": "attn_output",
     }
 
     def keys(self, writer):

@@ -144,7 +144,8 @@ def stored(config):
             normal(of + "kv_a_layernorm.weight", [rank], 0.2, 1.0)
             normal(of + "kv_b_proj.weight", [heads * (nope + config["v_head_dim"]), rank])
             normal(of + "g_proj.weight", [heads, dim])
-        normal(of + "dense.weight", [dim, heads * head_dim], 0.2)
+        recurs = config is LING3 and is_recurrent(config, l)
+        normal(of + ("o_proj.weight" if recurs else "dense.weight"), [dim, heads * head_dim], 0.2)
         if l < config["first_k_dense_replace"]:
             feed_forward(prefix + "mlp.", config["intermediate_size"])
             continue
@@ -237,7 +238,7 @@ class Ling:
         y = np.einsum("hkv,hk->hv", state, q) * q.shape[-1] ** -0.5
         y = y / np.sqrt((y * y).mean(-1, keepdims=True) + config["rms_norm_eps"]) * of("o_norm.weight")
         y *= sigmoid(of("g_proj.weight") @ x).reshape(shape)
-        return of("dense.weight") @ y.ravel()
+        return of("o_proj.weight") @ y.ravel()
 
     def experts(self, x, of):
         config = self.config

@@ -40,8 +40,10 @@ var<workgroup> query: array<f32, MOST>;
 var<workgroup> outs: array<f32, MOST>;
 var<workgroup> decays: array<f32, MOST>;
 
+// Of -|z|, the exponential neither overflows nor loses a NaN, as a bound could.
 fn sigmoid_at(z: f32) -> f32 {
-    return 1.0 / (1.0 + exp(min(-z, 88.0)));
+    let e = exp(-abs(z));
+    return select(e, 1.0, z >= 0.0) / (1.0 + e);
 }
 
 @compute @workgroup_size(WG)
@@ -77,9 +79,10 @@ fn delta_rule(
         var squares = vec2<f32>();
         for (var i = local; i < params.key_dim; i += WG) {
             if (by_row) {
-                let place = params.n_heads + head * params.key_dim + i;
-                let step = heads[head] * (x[after_z + place] + heads[place]);
-                decays[i] = exp(params.bound / (1.0 + exp(clamp(step, -88.0, 88.0))));
+                let column = params.n_heads + head * params.key_dim + i;
+                decays[i] = exp(params.bound * sigmoid_at(-heads[head] * (x[after_z + column] + heads[column])));
+            } else {
+                decays[i] = 1.0;
             }
             query[i] = qkv[row + key_head * params.key_dim + i];
             key[i] = qkv[row + keys + key_head * params.key_dim + i];
@@ -88,7 +91,7 @@ fn delta_rule(
         let query_scale = 1.0 / sqrt((workgroup_sum(local, squares.x) + LENGTH_EPS) * f32(params.key_dim));
         let key_scale = 1.0 / sqrt(workgroup_sum(local, squares.y) + LENGTH_EPS);
         let beta = params.beta_scale / (1.0 + exp(min(-x[after_z + head], 88.0)));
-        // Of all rows. Multiplying sums rather than rows by it rounds less.
+        // One decay for all rows: applied to the sum, it rounds less than applied to each row.
         var decay = 1.0;
         if (!by_row) {
             decay = exp(heads[head] * softplus(x[after_z + params.n_heads + head] + heads[params.n_heads + head]));
@@ -99,8 +102,7 @@ fn delta_rule(
             var known = 0.0;
             if (!begins) {
                 for (var i = 0u; i < params.key_dim; i++) {
-                    let row_decay = select(1.0, decays[i], by_row);
-                    known += row_decay * matrices[at + i * params.value_dim + c] * key[i];
+                    known += decays[i] * matrices[at + i * params.value_dim + c] * key[i];
                 }
             }
             let value = qkv[row + 2u * keys + head * params.value_dim + c];
@@ -109,7 +111,7 @@ fn delta_rule(
             for (var i = 0u; i < params.key_dim; i++) {
                 var element = key[i] * delta;
                 if (!begins) {
-                    element += select(decay, decays[i], by_row) * matrices[at + i * params.value_dim + c];
+                    element += decay * decays[i] * matrices[at + i * params.value_dim + c];
                 }
                 matrices[to + i * params.value_dim + c] = element;
                 out += element * query[i];

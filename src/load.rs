@@ -87,7 +87,7 @@ pub use text_tower::{Canonical, Padding, PaddingSide, TextTower};
 pub(crate) use token_heads::TOKEN_HEADS;
 #[cfg(feature = "sound")]
 pub(crate) use unread::AUDIO;
-pub(crate) use unread::{MTP, VISION};
+pub(crate) use unread::{MTP, MTP_COPIES, VISION};
 pub use vision::{ImageEncoderFile, VisionFile};
 pub(crate) use vision::{Learned, PatchPlaces};
 #[cfg(feature = "hub")]

@@ -262,6 +262,33 @@ fn lora_logits_match_merged_weights() {
     println!("the largest difference is {worst:.1e}");
 }
 
+/// Where attention rotates halves, only heads of layers with attention have rows in another order: Ling 3's others also
+/// have queries and keys, and heads of another size.
+#[test]
+fn lora_rows_of_recurrent_layers_keep_their_order() {
+    let device = common::cpu();
+    for (seed, more) in (70..).zip([json!({}), json!({ "head_dim": 48, "linear_head_dim": 16 })]) {
+        let [base, merged_folder] = ["base", "merged"].map(|kind| Folder::new(&format!("recurrent-{kind}-{seed}")));
+        let mut config: Value = serde_json::from_slice(&std::fs::read(tiny("ling3/config.json")).unwrap()).unwrap();
+        config["rope_interleave"] = json!(false);
+        for (key, value) in more.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        std::fs::write(base.0.join("config.json"), config.to_string()).unwrap();
+        std::fs::copy(tiny("ling3/model.safetensors"), base.0.join("model.safetensors")).unwrap();
+        let (adapter, _, merged) = random_adapter(&base.0, seed);
+        std::fs::write(merged_folder.0.join("config.json"), config.to_string()).unwrap();
+        std::fs::write(merged_folder.0.join("model.safetensors"), safetensors(&merged)).unwrap();
+        let mut rng = Rng::new(seed);
+        let ids: Vec<u32> = (0..14).map(|_| 3 + rng.below(290) as u32).collect();
+        let model = load(&device, &base.0);
+        let adapter = model.add_adapter(&adapter, 1.0).unwrap_or_else(|error| panic!("{error}"));
+        let want = all_logits(&load(&device, &merged_folder.0), &ids);
+        let got = all_logits(&model.with_adapter(Some(&adapter)).unwrap(), &ids);
+        assert_logits(&device, &got, &want[0], TOLERANCE, &format!("ling3 with halves, {more}"));
+    }
+}
+
 /// llama.cpp's converter reorders or scales these models' matrices.
 #[test]
 fn adapter_in_another_format_is_refused_where_the_converter_changes_weights() {

@@ -133,22 +133,25 @@ impl Head<'_> {
         let gates = &self.x[t * params.x_stride as usize + channels..];
         let (z, rest) = gates.split_at(n_heads * value_dim);
         let beta = (f64::from(params.beta_scale) / (1.0 + (-f64::from(rest[self.head])).exp())) as f32;
-        let (alphas, of_steps, rate) = (&rest[n_heads..], &self.heads[n_heads..], f64::from(self.heads[self.head]));
+        let (alphas, dt, rate) = (&rest[n_heads..], &self.heads[n_heads..], f64::from(self.heads[self.head]));
         let bound = f64::from(params.bound);
-        let (n_decays, decays) = match bound < 0.0 {
+        // One decay for all rows, or one for each.
+        let (n_decays, decay, decays) = match bound < 0.0 {
             false => {
-                let decay = (rate * softplus(alphas[self.head] + of_steps[self.head])).exp();
-                (n_heads, vec![decay as f32; key_dim])
+                let decay = (rate * softplus(alphas[self.head] + dt[self.head])).exp();
+                (n_heads, decay as f32, Vec::new())
             }
             true => {
-                let of_head = |values: &[f32]| values[self.head * key_dim..][..key_dim].to_vec();
-                let steps = of_head(alphas).into_iter().zip(of_head(of_steps)).map(|(alpha, dt)| f64::from(alpha + dt));
-                (n_heads * key_dim, steps.map(|step| (bound / (1.0 + (rate * step).exp())).exp() as f32).collect())
+                let of_head = self.head * key_dim..(self.head + 1) * key_dim;
+                let steps = alphas[of_head.clone()].iter().zip(&dt[of_head]).map(|(alpha, dt)| f64::from(alpha + dt));
+                let decays = steps.map(|step| (bound / (1.0 + (rate * step).exp())).exp() as f32);
+                (n_heads * key_dim, 1.0, decays.collect::<Vec<f32>>())
             }
         };
 
         let mut delta = vec![0.0; value_dim];
-        for ((row, key), decay) in matrix.chunks_exact_mut(value_dim).zip(&key).zip(&decays) {
+        for (i, (row, key)) in matrix.chunks_exact_mut(value_dim).zip(&key).enumerate() {
+            let decay = decays.get(i).copied().unwrap_or(decay);
             for (element, known) in row.iter_mut().zip(&mut delta) {
                 *element *= decay;
                 *known += *element * key;

@@ -29,8 +29,8 @@ use crate::kernels::KvType;
 #[cfg(feature = "sound")]
 use crate::load::AUDIO;
 use crate::load::{
-    ChatSource, MTP, ModelFile, ModelHeader, Needs, Placement, PlacementOptions, TensorIndex, VISION, WeightFiles,
-    WeightUploader,
+    ChatSource, MTP, MTP_COPIES, ModelFile, ModelHeader, Needs, Placement, PlacementOptions, TensorIndex, VISION,
+    WeightFiles, WeightUploader,
 };
 use crate::memory::Limit;
 use crate::model::{Block, KvCache, ModelConfig, PassTensors, RowAttention, Transformer, Weights};
@@ -79,7 +79,7 @@ pub struct LoadOptions<'a> {
     /// Further devices that compute layers, in order, before the model's own and after the layers that `gpu_layers`
     /// leaves to the CPU. The memory of each holds its layers. Requires complete files.
     pub layers_on: Vec<DeviceLayers>,
-    /// Load the MTP head, if the files have a known one (Qwen3.5, Qwen3-Next), for
+    /// Load the MTP head, if the files have a known one (Qwen3.5, Qwen3-Next, DeepSeek V3, GLM 4.5 to 4.7, Ling), for
     /// [`GenerateOptions::mtp_tokens`](super::GenerateOptions::mtp_tokens). It takes about as much memory as a layer
     /// and needs the embedding on its device.
     pub mtp_tokens: bool,
@@ -229,6 +229,7 @@ impl Model {
         let ModelHeader { name, shape, tokenizer, chat, tensor_index, mtp, mut unread } = header;
         let leaves_out = mtp.is_some() && !options.mtp_tokens;
         if leaves_out {
+            unread.retain(|part| *part != MTP_COPIES);
             unread.push(MTP);
         }
         let config = with_mtp(shape.into_decoder()?, mtp, options);

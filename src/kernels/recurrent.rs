@@ -155,9 +155,9 @@ impl DeltaRule {
     /// Records the rule over the pass's tokens, and the gated norm of its results. Shader: `shaders/delta_rule.wgsl`.
     ///
     /// # Shapes
-    /// `qkv`: `[T, channels]`; `x`: `[T, inputs]`, of which the columns after the channels count; `heads`: rates, `[H]`,
-    /// time steps, `[n_decays]`, and the norm's weights, `[Dv]`, one after the other; `matrices`: `[N_STATES, H, Dk, Dv]`, or `[sequences * states, H, Dk, Dv]`; `y`:
-    /// `[T, H Dv]`.
+    /// `qkv`: `[T, channels]`; `x`: `[T, inputs]`, of which the columns after the channels count; `heads`: rates,
+    /// `[H]`, time steps, `[n_decays]`, and the norm's weights, `[Dv]`, one after the other; `matrices`:
+    /// `[N_STATES, H, Dk, Dv]`, or `[sequences * states, H, Dk, Dv]`; `y`: `[T, H Dv]`.
     /// # Errors
     /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for a shape that is out of range.
     pub fn record(

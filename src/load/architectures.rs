@@ -49,6 +49,7 @@ use super::huggingface::missing;
 use super::keys::{Key, Keys};
 use super::scaling;
 use super::tensor_index::{FileLayout, TensorIndex};
+use super::unread::MTP_COPIES;
 use crate::error::Error;
 use crate::kernels::{ExpertGroups, ExpertScore, Gate, Gelu, MAX_GROUPS, RopeConfig, RopeScaling, RopeStyle, Router};
 use crate::model::{
@@ -243,17 +244,26 @@ impl Architecture {
         }
     }
 
-    /// The MTP head's block, if the catalog has one head and it fits this configuration. `n_mtp`: the stated number.
-    pub fn mtp_block(&self, config: &ModelConfig, tensor_index: &mut TensorIndex, n_mtp: Option<u32>) -> Option<Block> {
+    /// The MTP head's block, if the catalog has one head and it fits this configuration. Removes the head's own
+    /// embedding and output head, and adds them to `unread`. `n_mtp`: the stated number.
+    pub fn take_mtp_block(
+        &self,
+        config: &ModelConfig,
+        tensor_index: &mut TensorIndex,
+        n_mtp: Option<u32>,
+        unread: &mut Vec<&'static str>,
+    ) -> Option<Block> {
         let n_layers = config.n_layers();
         tensor_index
             .find(&format!("blk.{n_layers}.nextn.eh_proj.weight"))
             .filter(|_| self.mtp && n_mtp.unwrap_or(1) == 1)?;
         let block = config.blocks.iter().rfind(|block| block.recurrence.is_none()).cloned()?;
         tensor_index.leave_untold(n_layers);
-        // Copies of the model's own, which the head shares.
-        for name in ["token_embd", "nextn.embed_tokens", "nextn.shared_head_head"] {
-            tensor_index.remove(&format!("blk.{n_layers}.{name}.weight"));
+        // Published ones are copies of the model's, which the head shares.
+        let own = ["token_embd", "nextn.embed_tokens", "nextn.shared_head_head"];
+        let removed = own.map(|name| tensor_index.remove(&format!("blk.{n_layers}.{name}.weight")).is_some());
+        if removed.contains(&true) {
+            unread.push(MTP_COPIES);
         }
         Some(block)
     }
@@ -441,7 +451,7 @@ fn mixture(
         keys.required(Key("expert_used_count", "num_experts_per_tok|num_experts_per_token|top_k_experts|moe_top_k"))?;
     let dim = keys.u32(Key("expert_feed_forward_length", "moe_intermediate_size"))?;
     let shares = keys.bool(Key("expert_weights_norm", "norm_topk_prob|moe_renormalize"))?.unwrap_or(router.shares);
-    let scale = keys.f32(Key("expert_weights_scale", "routed_scaling_factor"))?.filter(|&scale| scale != 0.0);
+    let scale = keys.f32(EXPERT_SCALE)?.filter(|&scale| scale != 0.0);
     let router = Router { shares, scale: scale.unwrap_or(router.scale), ..router };
     let gating = Key("expert_gating_func", "");
     if let Some(found) = keys.u32(gating)? {
@@ -468,18 +478,16 @@ fn mixture_after_dense(keys: &Keys<'_>, config: &mut ModelConfig, router: Router
     let n_dense = Key("leading_dense_block_count", "first_k_dense_replace|num_dense_layers");
     let stated = keys.u32(n_dense)?.unwrap_or(0) as usize;
     let n_dense = listed_dense(keys, config.blocks.len())?.unwrap_or(stated);
-    let (all, used) =
-        (Key("expert_group_count", "n_group|num_expert_group"), Key("expert_group_used_count", "topk_group"));
-    let n_groups = [all, used].map(|key| keys.u32(key));
+    let n_groups = [GROUPS, USED_GROUPS].map(|key| keys.u32(key));
     let groups = match n_groups {
         [Ok(Some(n)), used_groups] if n > 1 => {
             let n_experts = keys.u32(EXPERTS)?.unwrap_or(0);
             if n > MAX_GROUPS || !n_experts.is_multiple_of(n) {
-                return Err(keys.wrong(all, format!("a divisor of the {n_experts} experts up to {MAX_GROUPS}"), n));
+                return Err(keys.wrong(GROUPS, format!("a divisor of the {n_experts} experts up to {MAX_GROUPS}"), n));
             }
             let n_used = used_groups?.unwrap_or(n);
             if !(1..=n).contains(&n_used) {
-                return Err(keys.wrong(used, format!("1 to {n}"), n_used));
+                return Err(keys.wrong(USED_GROUPS, format!("1 to {n}"), n_used));
             }
             Some(ExpertGroups { n, n_used, top_two: router.score == ExpertScore::Sigmoid })
         }
@@ -595,6 +603,9 @@ const WINDOW: Key = Key("attention.sliding_window", "sliding_window");
 const FINAL_SOFT_CAP: Key = Key("final_logit_softcapping", "final_logit_softcapping");
 pub(super) const MTP_LAYERS: Key = Key("nextn_predict_layers", "num_nextn_predict_layers");
 const EXPERTS: Key = Key("expert_count", "num_local_experts|num_experts|n_routed_experts");
+const GROUPS: Key = Key("expert_group_count", "n_group|num_expert_group");
+const USED_GROUPS: Key = Key("expert_group_used_count", "topk_group");
+const EXPERT_SCALE: Key = Key("expert_weights_scale", "routed_scaling_factor");
 const KV_HEADS: Key = Key("attention.head_count_kv", "num_key_value_heads");
 const VALUE_DIM: Key = Key("attention.value_length", "v_head_dim");
 const RMS_EPS: Key = Key("attention.layer_norm_rms_epsilon", "rms_norm_eps");

@@ -65,8 +65,8 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
     }
     let mut unread = Vec::new();
     let mtp = metadata.get_u32(&format!("{name_of_it}.{}", MTP_LAYERS.0))?;
-    // Without the number, the layers are not counted as a head's.
-    let block = mtp.and_then(|n| architecture.mtp_block(shape.config(), &mut tensor_index, Some(n)));
+    // Without this key, `block_count` does not include an MTP layer.
+    let block = mtp.and_then(|n| architecture.take_mtp_block(shape.config(), &mut tensor_index, Some(n), &mut unread));
     if block.is_none() && mtp.is_some_and(|n| n > 0) && tensor_index.drop_layers(shape.config().n_layers()) {
         unread.push(MTP);
     }

@@ -185,7 +185,7 @@ pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safete
     }
     let mut unread: Vec<&'static str> = unread.into_iter().collect();
     let n_mtp = keys.u32(MTP_LAYERS).map_err(in_file(CONFIG))?;
-    let mtp = architecture.mtp_block(&config, &mut tensor_index, n_mtp);
+    let mtp = architecture.take_mtp_block(&config, &mut tensor_index, n_mtp, &mut unread);
     if mtp.is_none() && n_mtp.is_some_and(|n| n > 0) && tensor_index.drop_layers(config.n_layers()) {
         unread.push(MTP);
     }
@@ -288,6 +288,7 @@ fn tensor_index(
         check_type("safetensors", tensor).map_err(in_file)?;
         let name = (architecture.renamed)(name, config);
         let stored = (architecture.stored)(&name, config);
+        check_unique(&tensor_index, &name, tensor).map_err(in_file)?;
         match name.strip_suffix(".ffn_gate_up_shexp.weight") {
             Some(layer) => tensor_index.insert_halves(layer, ["ffn_gate_shexp", "ffn_up_shexp"], file, tensor),
             None => tensor_index.insert(name, file, tensor.clone(), stored),
@@ -296,10 +297,26 @@ fn tensor_index(
     for (name, stem, file, blocks) in halves {
         let in_file = |error: Error| error.in_file(&weights[file].0);
         let scales = scales.remove(stem).ok_or_else(|| in_file(missing(&format!("{stem}_scales"))))?;
+        check_unique(&tensor_index, &name, blocks).map_err(in_file)?;
         let paired = (architecture.stored)(&name, config) == FileLayout::ExpertsTransposed { paired: true };
         tensor_index.insert_scaled(name, (file, blocks), (scales.0, scales.1.clone()), paired).map_err(in_file)?;
     }
     Ok((tensor_index, unread))
+}
+
+/// Refuses a tensor whose GGUF name another has. T5's embedding may have two names.
+fn check_unique(tensor_index: &TensorIndex, name: &str, tensor: &TensorInfo) -> Result<(), Error> {
+    let halves = name.strip_suffix(".ffn_gate_up_shexp.weight").map(|layer| format!("{layer}.ffn_gate_shexp.weight"));
+    let other = tensor_index.find(halves.as_deref().unwrap_or(name)).map(|(_, other)| other);
+    let is_of_t5 = |tensor: &TensorInfo| ["shared.weight", "encoder.embed_tokens.weight"].contains(&&*tensor.name);
+    match other.filter(|other| !(is_of_t5(tensor) && is_of_t5(other))) {
+        None => Ok(()),
+        Some(other) => Err(Error::Config {
+            field: tensor.name.escape_debug().to_string(),
+            expected: "a unique tensor".into(),
+            found: format!("a duplicate of `{}`", other.name.escape_debug()),
+        }),
+    }
 }
 
 /// The error for an unknown tensor.

@@ -152,6 +152,20 @@ impl<'a> Keys<'a> {
         self.find(key, in_gguf, |_, _| Ok(None))
     }
 
+    /// Whether a list of floats has one other than 0. A `config.json` may have nulls instead of zeros.
+    pub fn has_nonzero(&self, key: Key) -> Result<bool, Error> {
+        let is_zero = |value: &serde_json::Value| value.is_null() || value.as_f64() == Some(0.0);
+        let found = self.find(
+            key,
+            |metadata, name| Ok(metadata.get_f32_array(name)?.map(|list| list.iter().any(|&value| value != 0.0))),
+            |json, name| {
+                let any = |value: &serde_json::Value| value.as_array().map(|list| !list.iter().all(is_zero));
+                Ok(json.get(name)?.map(|value| any(value).unwrap_or(!is_zero(value))))
+            },
+        );
+        Ok(found?.unwrap_or(false))
+    }
+
     /// A `config.json` value of any type.
     pub fn json(&self, key: Key) -> Option<&'a serde_json::Value> {
         self.find(key, |_, _| Ok(None), ConfigJson::get).ok().flatten()
@@ -183,13 +197,13 @@ impl<'a> Keys<'a> {
 
     /// The error for a valid but unsupported value.
     pub fn unsupported(&self, key: Key, found: impl ToString, supported: &str) -> Error {
+        self.unsupported_model(key, &format!("`{}`", found.to_string()), supported)
+    }
+
+    /// The error for a key that shows an unsupported model. `found`: what the key is, in words.
+    pub fn unsupported_model(&self, key: Key, found: &str, supported: &str) -> Error {
         let format = if self.is_gguf() { "gguf" } else { "config.json" };
-        Error::Unsupported {
-            format,
-            field: self.name(key),
-            found: format!("`{}`", found.to_string()),
-            supported: supported.into(),
-        }
+        Error::Unsupported { format, field: self.name(key), found: found.into(), supported: supported.into() }
     }
 
     /// Refuses any value except `known`, the default of a missing key.

@@ -228,7 +228,6 @@ impl AdapterFile {
             Origin::Peft => (architecture.stored, architecture.pairs[1]),
         };
         let own_pairs = config.ropes.first().map_or(pairs, |rope| rope.style);
-        let attention = config.blocks.first().map(|block| &block.attention);
         let mut seen = HashSet::new();
         let mut factors = Vec::with_capacity(self.pairs.len());
         for pair in &self.pairs {
@@ -254,7 +253,9 @@ impl AdapterFile {
                 return Err(duplicate(pair, &name));
             }
             let is_turned = name.ends_with(".attn_q.weight") || name.ends_with(".attn_k.weight");
-            let heads = attention.filter(|own| is_turned && own.latent.is_none() && pairs != own_pairs);
+            let block = layer_of(&name).and_then(|l| config.blocks.get(l as usize));
+            let own = block.filter(|block| is_turned && block.attends() && pairs != own_pairs);
+            let heads = own.map(|block| &block.attention).filter(|own| own.latent.is_none());
             let heads = heads.map(|own| (own.head_dim, own_pairs));
             let stored = stored(&name, config);
             let in_layer = name_in_layer(&name);
@@ -269,7 +270,8 @@ impl AdapterFile {
     /// The changes of a PEFT adapter, by the names and in the layout of a folder.
     ///
     /// # Errors
-    /// [`Error::Adapter`] naming a tensor that is not for a matrix of the architecture, or for one that has had another.
+    /// [`Error::Adapter`] naming a tensor that is not for a matrix of the architecture, or a second pair for one
+    /// matrix.
     pub(super) fn deltas(&self, architecture: &Architecture) -> Result<Vec<Delta>, Error> {
         let mut seen = HashSet::new();
         let delta = |pair: &Pair| {
@@ -517,7 +519,7 @@ fn finite(field: &str, value: f32) -> Result<f32, Error> {
     if value.is_finite() { Ok(value) } else { Err(wrong(field, "a finite number".into(), value.to_string())) }
 }
 
-/// The error for a pair whose matrix, of this GGUF name, an earlier pair is for.
+/// The error for a second pair of factors for one matrix. `name`: the matrix's GGUF name.
 fn duplicate(pair: &Pair, name: &str) -> Error {
     wrong(&pair.a.name, format!("`{name}` once"), format!("a duplicate, as `{}`", pair.of.escape_debug()))
 }

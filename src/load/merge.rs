@@ -1,5 +1,6 @@
 //! An adapter's products, added to the matrices of a model's files.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -88,12 +89,15 @@ impl ModelFile {
         [i, n]: [usize; 2],
     ) -> Result<Vec<Delta>, Error> {
         let architecture = Architecture::of_model(self.header.shape.config())?;
-        let mut deltas = Vec::new();
+        let (mut deltas, mut seen) = (Vec::new(), HashSet::new());
         for (file, a) in factors {
             let Some((module, false)) = factor(&a.name) else { continue };
             // The pooler is not read.
             let name = architecture.gguf_name(&format!("{module}.weight"));
             let Some(name) = name.filter(|name| !name.starts_with("cls.")) else { continue };
+            if !seen.insert(name.clone()) {
+                return Err(wrong(&a.name, &format!("`{name}` once"), "a duplicate"));
+            }
             let is_other = |(_, tensor): &&(usize, TensorInfo)| factor(&tensor.name) == Some((module, true));
             let (other_file, b) =
                 factors.iter().find(is_other).ok_or_else(|| wrong(&a.name, "a pair of factors", "one"))?;

@@ -56,7 +56,10 @@ impl Tasks {
                 None => Ok(None),
                 Some((_, tensor)) => Err(Error::Config {
                     field: "lora_adaptations".into(),
-                    expected: format!("the tasks of factors such as `{}`", tensor.name.escape_debug()),
+                    expected: format!(
+                        "the names of the tasks that have factors, such as `{}`",
+                        tensor.name.escape_debug()
+                    ),
                     found: "missing".into(),
                 }),
             };
@@ -85,9 +88,9 @@ impl Tasks {
     }
 }
 
-/// Whether a name is one of a folder inside another, on any system.
+/// Whether a name is a single path component. Windows ignores dots and spaces at the end.
 fn is_plain(name: &str) -> bool {
-    !["", ".", ".."].contains(&name) && !name.contains(['/', '\\', ':', '\0'])
+    !name.is_empty() && !name.ends_with(['.', ' ']) && !name.contains(['/', '\\', ':', '\0'])
 }
 
 /// Whether a folder's weights lack an adapter.

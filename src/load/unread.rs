@@ -52,3 +52,5 @@ pub(crate) const VISION: &str = "vision";
 pub(crate) const AUDIO: &str = "audio";
 /// MTP heads.
 pub(crate) const MTP: &str = "multi-token prediction";
+/// Tensors of an MTP head that uses the model's instead.
+pub(crate) const MTP_COPIES: &str = "the MTP head's own embedding and output head";

@@ -224,7 +224,7 @@ pub struct Attention {
     pub qk_norm: Option<QkNorm>,
     /// Whether each head has an attention sink: a score without a value in the softmax.
     pub sinks: bool,
-    /// Sigmoid gates of the output, projected before the queries.
+    /// Sigmoid gates of the output, projected before the queries; with latent attention after the latents.
     pub gates: Option<OutputGates>,
     /// An earlier layer whose keys and values this one shares.
     pub keys_of: Option<usize>,
@@ -375,7 +375,8 @@ impl Attention {
         if self.keys_of.is_some() { 0 } else { self.n_kv_heads }
     }
 
-    /// Columns of gates, queries, and the layer's own keys and values, in this order.
+    /// Columns of gates, queries, and the layer's own keys and values, in this order; with latent attention of queries
+    /// and keys alone.
     pub fn qkv_dim(&self) -> u32 {
         let n_kinds = if self.latent.is_some() { 1 } else { 2 };
         self.first_query() + self.q_dim() + n_kinds * self.own_kv_heads() * self.head_dim

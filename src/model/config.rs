@@ -3,7 +3,7 @@
 use super::block::{Attention, Block, Experts, FeedForward, Latent, NormPlace, Recurrence};
 use super::position_biases::PositionBiases;
 use crate::error::Error;
-use crate::kernels::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_TAPS, RopeConfig, SelectiveScan};
+use crate::kernels::{Decay, MAX_EXPERTS, MAX_HEAD_DIM, MAX_TAPS, RopeConfig, SelectiveScan};
 
 /// Shape of a decoder or an encoder. Each field names its key in GGUF metadata (without the architecture prefix) and
 /// in `config.json`.
@@ -278,7 +278,10 @@ fn check_latent(attention: &Attention, latent: &Latent) -> Result<(), Error> {
     // Rows of a product begin at multiples of 4.
     match attention.gate_dim() {
         n if n.is_multiple_of(4) => Ok(()),
-        n => Err(config_error("attention.head_count (num_attention_heads)", "a multiple of 4, with gates".into(), n)),
+        n => {
+            let expected = "a multiple of 4 for latent attention with output gates".into();
+            Err(config_error("attention.head_count (num_attention_heads)", expected, n))
+        }
     }
 }
 
@@ -287,7 +290,8 @@ fn check_recurrence(recurrence: &Recurrence) -> Result<(), Error> {
     if let Recurrence::GridConv { .. } = recurrence {
         return Ok(());
     }
-    let field = "shortconv.l_cache, ssm.conv_kernel (conv_L_cache, linear_conv_kernel_dim, mamba_d_conv)";
+    let field = "shortconv.l_cache, ssm.conv_kernel (conv_L_cache, linear_conv_kernel_dim, short_conv_kernel_size, \
+                 mamba_d_conv)";
     if !(2..=MAX_TAPS).contains(&recurrence.taps()) {
         return Err(config_error(field, format!("2 to {MAX_TAPS}"), recurrence.taps()));
     }
@@ -296,6 +300,11 @@ fn check_recurrence(recurrence: &Recurrence) -> Result<(), Error> {
         Recurrence::Mamba2 { scan, .. } => return check_scan(scan),
         Recurrence::DeltaNet { rule, .. } => rule,
     };
+    if let Decay::Channels { .. } = rule.decay {
+        // One size for keys and values, and as many heads as attention has.
+        in_range("kda.head_dim (linear_head_dim, head_dim)", rule.key_dim, 256)?;
+        return in_range("attention.head_count (num_attention_heads)", rule.n_heads, MAX_HEADS);
+    }
     in_range("ssm.state_size (linear_key_head_dim)", rule.key_dim, 256)?;
     in_range("ssm.inner_size (linear_value_head_dim)", rule.value_dim, 256)?;
     in_range("ssm.group_count (linear_num_key_heads)", rule.n_key_heads, MAX_HEADS)?;

@@ -1,5 +1,5 @@
 //! MTP head, which predicts the token after the next one: multi-token prediction (DeepSeek-AI 2024,
-//! arXiv:2412.19437, section 2.2), as in Qwen3.5 and Qwen3-Next.
+//! arXiv:2412.19437, section 2.2), as in DeepSeek V3, GLM 4.5 to 4.7, Qwen3.5, Qwen3-Next and Ling.
 //!
 //! Its input at position i is the model's last hidden row and the embedding of the next token:
 //!

@@ -245,6 +245,15 @@ fn unknown_tasks_and_missing_adapters_are_refused() {
         let error = load(copied, Some("retrieval.query")).to_string();
         assert!(error.contains(named), "{error}");
     }
+    // A matrix's factors twice, once without a prefix.
+    let mut stacked = files("jina3");
+    let (_, weights) = stacked.iter_mut().find(|(name, _)| name == "model.safetensors").unwrap();
+    let names = ["A", "B"].map(|part| format!("roberta.encoder.layers.0.mixer.Wqkv{FACTOR}{part}"));
+    *weights = twice(weights, &names, ["roberta.encoder", "encoder"]);
+    let copied = std::env::temp_dir().join(format!("tilewright-factors-{}", std::process::id()));
+    stacked.iter().for_each(|(name, bytes)| std::fs::write(copied.join(name), bytes).unwrap());
+    let error = load(copied, Some("retrieval.query"));
+    assert!(error.code() == "adapter" && error.to_string().contains("a duplicate"), "{error}");
     // Weights alone are those of no model, but have a plan.
     let file = ModelFile::open(folder("jina5-nano")).unwrap();
     assert!(Embedder::plan_file(&device, file).unwrap().total_bytes() > 0);
@@ -262,7 +271,7 @@ fn unknown_tasks_and_missing_adapters_are_refused() {
     assert!(error.contains("adapters/retrieval"), "{error}");
     // Names that are not those of a folder in the folder of adapters.
     let config = std::fs::read_to_string(copied.join("config.json")).unwrap();
-    for name in ["", "..", "../adapters/retrieval", "/etc", r"a\\b", "C:"] {
+    for name in ["", ".", "..", "../adapters/retrieval", "/etc", r"a\\b", "C:", "retrieval.", "retrieval "] {
         let changed = config.replacen(r#""retrieval""#, &format!(r#""{name}""#), 1);
         assert_ne!(changed, config);
         std::fs::write(copied.join("config.json"), changed).unwrap();
@@ -275,7 +284,10 @@ fn unknown_tasks_and_missing_adapters_are_refused() {
     std::fs::create_dir_all(&to).unwrap();
     let source = folder("jina5-nano/adapters/retrieval");
     std::fs::copy(source.join("adapter_config.json"), to.join("adapter_config.json")).unwrap();
-    std::fs::write(to.join("adapter_model.safetensors"), twice(&source.join("adapter_model.safetensors"))).unwrap();
+    let adapter = std::fs::read(source.join("adapter_model.safetensors")).unwrap();
+    let names = ["A", "B"].map(|part| format!("base_model.model.layers.0.mlp.down_proj.lora_{part}.weight"));
+    let adapter = twice(&adapter, &names, ["model.layers", "model.model.layers"]);
+    std::fs::write(to.join("adapter_model.safetensors"), adapter).unwrap();
     let error = load(copied.clone(), None);
     assert!(error.code() == "adapter" && error.to_string().contains("a duplicate"), "{error}");
     // The other model's adapter.
@@ -287,19 +299,20 @@ fn unknown_tasks_and_missing_adapters_are_refused() {
     assert!(error.code() == "adapter" && error.to_string().contains("shape"), "{error}");
 }
 
-/// The adapter with the factors of its first matrix once more, under its name with another prefix.
-fn twice(adapter: &std::path::Path) -> Vec<u8> {
-    let bytes = std::fs::read(adapter).unwrap();
+/// Where factors of all tasks are.
+const FACTOR: &str = ".parametrizations.weight.0.lora_";
+
+/// The file with these tensors once more, under names with another part.
+fn twice(bytes: &[u8], names: &[String], [from, to]: [&str; 2]) -> Vec<u8> {
     let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let mut header: Value = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
     let mut data = bytes[8 + len..].to_vec();
-    for part in ["lora_A", "lora_B"] {
-        let name = format!("base_model.model.layers.0.mlp.down_proj.{part}.weight");
-        let mut entry = header[&name].clone();
+    for name in names {
+        let mut entry = header[name].clone();
         let [begin, end] = [0, 1].map(|i| entry["data_offsets"][i].as_u64().unwrap() as usize);
         entry["data_offsets"] = json!([data.len(), data.len() + end - begin]);
         data.extend_from_within(begin..end);
-        header[name.replace("model.layers", "model.model.layers")] = entry;
+        header[name.replace(from, to)] = entry;
     }
     let header = header.to_string();
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()

@@ -5,9 +5,9 @@ use tilewright::kernels::microbench::{
     weighted_sum,
 };
 use tilewright::kernels::{
-    self, AttentionConfig, CachedKeys, Combination, Embedding, Gate, Gelu, Heads, KvType, LayerNorm, Linear,
-    MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Norm, Pairing, Pooling, QkNorm,
-    RopeConfig, RopeStyle, StepState, TopStrip,
+    self, AttentionConfig, CachedKeys, Combination, Decay, DeltaRule, Embedding, Gate, Gelu, Heads, KvType, LayerNorm,
+    Linear, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, N_STATES, Norm, Pairing, Pooling,
+    QkNorm, RopeConfig, RopeStyle, StepState, TopStrip,
 };
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType, Workspace};
 
@@ -666,4 +666,35 @@ fn output_that_aliases_an_input_is_refused() {
     let x = Tensor::declare("x", Role::Activations, &[2, 5], DType::F32).expect("valid");
     let error = kernels::softmax(&mut device.recorder(), &x, &x).expect_err("x is its own output");
     assert!(matches!(error, Error::Operand { kernel: "softmax", operand: "y", .. }), "{error}");
+}
+
+#[test]
+fn delta_rule_refuses_wrong_shapes_and_bounds() {
+    let rule = |decay| {
+        let (n_key_heads, n_heads, key_dim, value_dim) = (1, 2, 4, 3);
+        DeltaRule { n_key_heads, n_heads, key_dim, value_dim, grouped: true, beta_scale: 1.0, decay }
+    };
+    let record = |decay, rec: &mut Recorder, state: &StepState, t: &[Tensor]| {
+        rule(decay).record(rec, state, [&t[0], &t[1], &t[2]], 1e-5, &t[3], &t[4])
+    };
+    // Each with the sizes of the other form.
+    let by_heads: [Operand; 5] = [
+        ("qkv", &[2, 14], &[2, 15], "qkv"),
+        ("x", &[2, 24], &[2, 30], "x"),
+        ("heads", &[7], &[13], "heads"),
+        ("matrices", &[N_STATES, 2, 4, 3], &[N_STATES, 2, 3, 4], "matrices"),
+        ("y", &[2, 6], &[2, 7], "y"),
+    ];
+    check("delta_rule", &by_heads, |rec, state, t| record(Decay::Heads, rec, state, t));
+    let mut by_channels = by_heads;
+    (by_channels[1].1, by_channels[1].2) = (by_heads[1].2, by_heads[1].1);
+    (by_channels[2].1, by_channels[2].2) = (by_heads[2].2, by_heads[2].1);
+    check("delta_rule", &by_channels, |rec, state, t| record(Decay::Channels { bound: -5.0 }, rec, state, t));
+    let (device, state) = (Device::cpu(), StepState::declare().expect("the state is declared"));
+    let declare = |(name, shape, ..): &Operand| Tensor::declare(*name, Role::Activations, shape, DType::F32).unwrap();
+    let tensors: Vec<Tensor> = by_channels.iter().map(declare).collect();
+    for bound in [0.0, 5.0, f32::NAN, f32::NEG_INFINITY] {
+        let refused = record(Decay::Channels { bound }, &mut device.recorder(), &state, &tensors);
+        assert!(matches!(refused, Err(Error::Operand { operand: "bound", .. })), "{bound}: {refused:?}");
+    }
 }

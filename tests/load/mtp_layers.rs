@@ -218,32 +218,10 @@ impl Headed {
 
     /// The model's GGUF file with the head.
     fn gguf(&self, model: &str) -> TinyGguf {
-        let path = common::find_data(std::path::Path::new("tiny-random").join(model).join("model-bf16.gguf").as_path());
-        let bytes = std::fs::read(path.unwrap()).unwrap();
-        let header = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
-        let mut file = TinyGguf { file: GgufFile::empty(), data: Vec::new() };
-        for (key, value) in header.metadata.iter() {
-            match (value.as_bool(), value.as_integer(), value.as_float(), header.metadata.get_str(key)) {
-                (Some(value), ..) => file.set(key, BOOL, [u8::from(value)]),
-                (_, Some(value), ..) => file.set(key, U32, (value as u32).to_le_bytes()),
-                (_, _, Some(value), _) => file.set(key, F32, value.to_le_bytes()),
-                (.., Ok(Some(value))) => file.set(key, STRING, text(value)),
-                _ => {
-                    // Of Ling 3: one per layer. The head's has attention.
-                    let mut listed = header.metadata.get_u32_array(key).unwrap().unwrap();
-                    listed.push(1);
-                    let values = listed.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
-                    file.set(key, ARRAY, array(U32, listed.len() as u64, values));
-                }
-            }
-        }
-        let architecture = header.metadata.get_str("general.architecture").unwrap().unwrap();
+        // The head's layer has attention.
+        let (mut file, architecture) = copied(model, &[1]);
         file.set(&format!("{architecture}.block_count"), U32, (self.n_layers as u32 + 1).to_le_bytes());
         file.set(&format!("{architecture}.nextn_predict_layers"), U32, 1_u32.to_le_bytes());
-        for tensor in &header.tensors {
-            let number = if tensor.block_type == BlockType::F32 { 0 } else { 30 };
-            file.put(&tensor.name, &tensor.shape, number, tensor.bytes(&bytes).unwrap().to_vec());
-        }
         const NAMES: [(&str, &str); 30] = [
             ("eh_proj.", "nextn.eh_proj."),
             ("enorm.", "nextn.enorm."),
@@ -306,6 +284,33 @@ impl Headed {
     }
 }
 
+/// A tiny random model's GGUF file, with `more` at the end of its lists for all layers, and its architecture.
+pub fn copied(model: &str, more: &[u32]) -> (TinyGguf, String) {
+    let path = common::find_data(std::path::Path::new("tiny-random").join(model).join("model-bf16.gguf").as_path());
+    let bytes = std::fs::read(path.unwrap()).unwrap();
+    let header = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
+    let mut file = TinyGguf { file: GgufFile::empty(), data: Vec::new() };
+    for (key, value) in header.metadata.iter() {
+        match (value.as_bool(), value.as_integer(), value.as_float(), header.metadata.get_str(key)) {
+            (Some(value), ..) => file.set(key, BOOL, [u8::from(value)]),
+            (_, Some(value), ..) => file.set(key, U32, (value as u32).to_le_bytes()),
+            (_, _, Some(value), _) => file.set(key, F32, value.to_le_bytes()),
+            (.., Ok(Some(value))) => file.set(key, STRING, text(value)),
+            _ => {
+                let listed = [&header.metadata.get_u32_array(key).unwrap().unwrap(), more].concat();
+                let values = listed.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
+                file.set(key, ARRAY, array(U32, listed.len() as u64, values));
+            }
+        }
+    }
+    for tensor in &header.tensors {
+        let number = if tensor.block_type == BlockType::F32 { 0 } else { 30 };
+        file.put(&tensor.name, &tensor.shape, number, tensor.bytes(&bytes).unwrap().to_vec());
+    }
+    let architecture = header.metadata.get_str("general.architecture").unwrap().unwrap();
+    (file, architecture.to_owned())
+}
+
 fn normed(x: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
     let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
     x.iter().zip(weight).map(|(x, w)| x / (mean + eps).sqrt() * w).collect()
@@ -340,6 +345,9 @@ fn mtp_heads_stored_as_layers_match_their_definition() {
             let plain = Model::load(&device, &folder.0, LoadOptions { mtp_tokens: false, ..options() }).unwrap();
             let own = Model::load(&device, &folder.0, options()).unwrap_or_else(|e| panic!("{name}: {e}"));
             let file = ModelFile::from_gguf_bytes(headed.gguf(name).bytes()).unwrap_or_else(|e| panic!("{name}: {e}"));
+            for header in [&file.header, &ModelFile::open(&folder.0).unwrap().header] {
+                assert_eq!(header.unread, ["the MTP head's own embedding and output head"], "{name}");
+            }
             let of_gguf = Model::from_file(&device, file, options()).unwrap_or_else(|e| panic!("{name}: {e}"));
             for (format, model) in [("folder", own), ("GGUF", of_gguf)] {
                 let mut worst = 0.0f64;

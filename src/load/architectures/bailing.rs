@@ -4,7 +4,10 @@
 
 use super::deepseek::latent;
 use super::llama::LLAMA;
-use super::{Architecture, SIGMOIDS, decay_logs, listed_layers, mixture_after_dense, n_heads};
+use super::{
+    Architecture, EXPERT_SCALE, GROUPS, SIGMOIDS, THETA, USED_GROUPS, decay_logs, listed_layers, mixture_after_dense,
+    n_heads,
+};
 use crate::error::Error;
 use crate::kernels::{Decay, DeltaRule, QkNorm, RopeStyle};
 use crate::load::keys::{Key, Keys};
@@ -30,11 +33,9 @@ pub(super) const LING2: Architecture = Architecture {
     defaults: r#"{"partial_rotary_factor": 0.5}"#,
     mtp: true,
     describe: |keys, config| {
-        // Ling 1 has neither.
-        if !keys.is_gguf() {
-            for key in [SCORES, QK_NORM] {
-                keys.says(key).then_some(()).ok_or_else(|| keys.missing(key))?;
-            }
+        let mut of_both = [SCORES, QK_NORM].into_iter();
+        if let Some(key) = of_both.find(|key| !keys.is_gguf() && !keys.says(*key)) {
+            return Err(keys.unsupported_model(key, "missing as in Ling 1", "Ling 2"));
         }
         for key in [QK_NORM, Key("", "use_rmsnorm"), Key("", "moe_router_enable_shared_expert")] {
             keys.only_bool(key, true)?;
@@ -79,7 +80,7 @@ pub(super) const LING3: Architecture = Architecture {
     ],
     gguf_names: &[("ssm_a", "ssm_a"), ("ssm_f_a", "ssm_alpha"), ("ssm_g_a", "attn_gate"), LAST_NORM],
     stored: decay_logs,
-    // GGUF files state how fast a head decays without the sign.
+    // GGUF files have the decay rate, not negated.
     gguf_stored: |name, _| match name.ends_with(".ssm_a.weight") {
         true => FileLayout::Scaled(-1.0),
         false => FileLayout::AsRead,
@@ -87,6 +88,7 @@ pub(super) const LING3: Architecture = Architecture {
     describes_heads: true,
     mtp: true,
     describe: |keys, config| {
+        check_version(keys)?;
         layers(keys, config)?;
         latent(keys, config)?;
         for block in &mut config.blocks {
@@ -103,6 +105,28 @@ const LAST_NORM: (&str, &str) = ("layer_output_norm", "nextn.shared_head_norm");
 const SCORES: Key = Key("", "score_function|scoring_func");
 const QK_NORM: Key = Key("", "use_qk_norm");
 const ROTATED: Key = Key("", "rotary_dim");
+const BOUND: Key = Key("kda.gate_lower_bound", "kda_lower_bound");
+
+/// Refuses Ling 2.5 and Ling 3.0 Flash, and folders that lack a key whose default would be of another model.
+fn check_version(keys: &Keys<'_>) -> Result<(), Error> {
+    if !keys.is_gguf() && !keys.says(BOUND) {
+        return Err(keys.unsupported_model(BOUND, "missing as in Ling 2.5, with Lightning attention", "Ling 3"));
+    }
+    for key in [
+        Key("swiglu_clamp_exp", "expert_swiglu_limit_list"),
+        Key("swiglu_clamp_shexp", "share_expert_swiglu_limit_list"),
+    ] {
+        if keys.has_nonzero(key)? {
+            let found = "a list of per-layer SwiGLU limits (Ling 3.0 Flash)";
+            return Err(keys.unsupported_model(key, found, "no limits, or zeros"));
+        }
+    }
+    let mut required = [THETA, GROUPS, USED_GROUPS, EXPERT_SCALE].into_iter();
+    match required.find(|key| !keys.is_gguf() && !keys.says(*key)) {
+        Some(key) => Err(keys.missing(key)),
+        None => Ok(()),
+    }
+}
 
 /// The layers of Kimi Delta Attention, which have no key/value heads in GGUF.
 fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
@@ -125,22 +149,23 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
             (1..=n_layers).map(|l| l.is_multiple_of(every)).collect()
         }
     };
-    for key in [Key("kda.safe_gate", "kda_safe_gate"), Key("", "no_kda_lora")] {
+    // KDA always normalises queries and keys to unit length.
+    for key in [Key("kda.safe_gate", "kda_safe_gate"), Key("", "no_kda_lora"), Key("", "linear_silu"), QK_NORM] {
         keys.only_bool(key, true)?;
     }
-    // Norms of queries and keys give them unit length in these layers. The others are of layers that Ling 3 lacks.
-    for key in ["use_qk_norm", "group_norm_size", "linear_silu", "max_window_layers"] {
+    // The MTP head's block is that of a layer with latent attention.
+    keys.only_bool(Key("", "mtp_use_kda"), false)?;
+    // These keys belong to Ling 2.5's layers.
+    for key in ["group_norm_size", "max_window_layers"] {
         keys.says(Key("", key));
     }
     let granularity = Key("", "gated_attention_proj_granularity_type");
     if let Some(found) = keys.str(granularity)?.filter(|&found| found != "head_wise") {
         return Err(keys.unsupported(granularity, found, "head_wise"));
     }
-    let bound = Key("kda.gate_lower_bound", "kda_lower_bound");
-    let bound = match keys.f32(bound)? {
-        Some(found) if found.is_normal() && found < 0.0 => found,
-        Some(found) => return Err(keys.wrong(bound, "a number below 0".into(), found)),
-        None => return Err(keys.missing(bound)),
+    let bound = match keys.required_f32(BOUND)? {
+        found if found.is_normal() && found < 0.0 => found,
+        found => return Err(keys.wrong(BOUND, "a number below 0".into(), found)),
     };
     let n_heads = n_heads(config);
     keys.only_u32(Key("", "linear_num_heads"), n_heads)?;
@@ -165,8 +190,11 @@ fn layers(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
 
 /// The experts of all but the first layers.
 fn experts(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), Error> {
-    if let Some(found) = keys.str(SCORES)?.filter(|&found| found != "sigmoid") {
-        return Err(keys.unsupported(SCORES, found, "sigmoid"));
+    // Published files have both.
+    for key in SCORES.1.split('|').map(|name| Key("", name)) {
+        if let Some(found) = keys.str(key)?.filter(|&found| found != "sigmoid") {
+            return Err(keys.unsupported(key, found, "sigmoid"));
+        }
     }
     let method = Key("", "topk_method");
     if let Some(found) = keys.str(method)?.filter(|&found| found != "noaux_tc") {

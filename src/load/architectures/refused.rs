@@ -6,14 +6,16 @@ use crate::load::speech::WHISPER;
 use crate::load::vision::CLIP;
 
 /// Unsupported features of popular architectures, by their names in GGUF and `config.json`.
-const MISSING: [(&[&str], &str); 12] = [
+const MISSING: [(&[&str], &str); 14] = [
     (&["gemma3n", "gemma3n_text"], "several residual streams (AltUp) and sparse activations"),
     (&["deepseek_v32", "deepseek_v4", "glm-dsa", "glm_moe_dsa"], "sparse attention, whose keys an indexer chooses"),
     (&["bitnet", "bitnet-b1.58"], "norms inside attention and feed-forward"),
     (&["mamba", "falcon_mamba", "jamba"], "layers of Mamba 1"),
     (&["plamo2"], "PLaMo's own layers with a state-space model"),
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"], "linear attention of RWKV"),
-    (&["kimi-linear", "kimi_linear"], "Kimi Delta Attention with gates of low rank and without bounds"),
+    (&["kimi-linear", "kimi_linear"], "Kimi Delta Attention with low-rank, unbounded gates"),
+    (&["bailingmoe"], "Ling 1's routing by softmax"),
+    (&["bailing_moe_linear"], "Lightning attention"),
     (&["llama4", "llama4_text"], "chunked attention, and experts in every other layer"),
     (&["t5", "bart"], "cross-attention from the decoder to an encoder"),
     (&["qwen2_audio"], "audio"),
