@@ -264,6 +264,7 @@ fn tensor_index(
         _ => None,
     });
     let mut scales: HashMap<&str, (usize, &TensorInfo)> = scales.collect();
+    let has_classifier = all().any(|(_, tensor)| tensor.name == "classifier.dense.weight");
     let mut halves = Vec::new();
     for (file, tensor) in all() {
         let in_file = |error: Error| error.in_file(&weights[file].0);
@@ -279,6 +280,10 @@ fn tensor_index(
             continue;
         }
         let plain = tasks::plain_name(&tensor.name);
+        // RoBERTa's classifiers do without the pooler, which older files still have.
+        if has_classifier && plain.contains("pooler.dense.") {
+            continue;
+        }
         let known = further(&weights[file].0, &plain).or_else(|| architecture.gguf_name(&plain));
         let Some(name) = known.or_else(|| mtp_name(&tensor.name)) else {
             let part = unread::part(&tensor.name, !config.has_head).ok_or_else(|| in_file(unknown(tensor)))?;

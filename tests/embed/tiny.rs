@@ -521,6 +521,22 @@ fn qwen3_embedding_equals_its_decoders_last_hidden_state() {
     }
 }
 
+/// Older files of RoBERTa's classifiers have the pooler of the model that they were trained from, too: here other numbers of
+/// the same shape.
+#[test]
+fn poolers_beside_a_classifier_are_not_read() {
+    let (device, name) = (common::cpu(), "roberta-reranker");
+    let mut files = files(name);
+    let weights = &mut files.last_mut().unwrap().1;
+    let names = ["weight", "bias"].map(|part| format!("roberta.encoder.layer.0.attention.self.query.{part}"));
+    *weights = twice(weights, &names, ["encoder.layer.0.attention.self.query", "pooler.dense"]);
+    let loader = Reranker::loader(&device, super::names(&files), RerankOptions::default()).unwrap();
+    let model = block_on(fed(loader, &files, 5000).unwrap().finish()).unwrap();
+    let (own, cases) = (reranker(&device, name, RerankOptions::default()), cases(name, "pairs"));
+    let pairs: Vec<_> = cases.iter().map(|case| (text(case, "a"), text(case, "b"))).collect();
+    assert_eq!(block_on(model.score_pairs(&pairs)).unwrap(), block_on(own.score_pairs(&pairs)).unwrap());
+}
+
 /// An external pipeline adds the same tokens around pairs, with the same types.
 #[cfg(feature = "tokenizer-json")]
 #[test]
