@@ -47,6 +47,6 @@ everywhere("rounding changes the CPU's log-probabilities little, unless the mode
     const mean = row.reduce((sum, value) => sum + value, 0) / row.length;
     const error = square(row.map((value, i) => value - rounded[i])) / square(row.map((value) => value - mean));
     console.log(`${place}, ${type}, ${n} tokens: ${error.toExponential(1)}`);
-    assert.ok(error > 1e-9 && error < 3e-3, `${type}, ${n} tokens: ${error}, of ${row} and ${rounded}`);
+    assert.ok(error > 1e-9 && error < 1e-2, `${type}, ${n} tokens: ${error}, of ${row} and ${rounded}`);
   }
 }, { models });
