@@ -400,10 +400,11 @@ impl Transcriber {
     ) -> Result<Option<Segment>, Error> {
         let text: Vec<u32> = ids.iter().copied().filter(|&id| self.tokens.is_text(id)).collect();
         let text = self.tokenizer.decode(&text, true)?;
-        let [start, end] = [start, end].map(|at| at.min(until));
         if text.trim().is_empty() || end <= start {
             return Ok(None);
         }
+        // A text whose times are behind the end is kept, without length.
+        let [start, end] = [start, end].map(|at| at.min(until));
         words.iter_mut().for_each(|word| (word.start, word.end) = (word.start.min(until), word.end.min(until)));
         Ok(Some(Segment {
             start,
