@@ -3,20 +3,20 @@
 usage: windows.py FOLDER [--tilewright target/release/tilewright --batches 1,4,8 --rounds 5 --threads 2]
 
 FOLDER is a Whisper model that `tilewright transcribe` reads. Needs espeak-ng, which speaks the sentences of
-`benches/peers/vs_faster_whisper.py` twice, 153 s. Counts the processor time of the whole program, with loading, because the
+`spoken.py` twice, 153 s. Counts the processor time of the whole program, with loading, because the
 machine may have other work, and the words that are wrong.
 """
 import argparse
-import ast
 import json
 import os
-import re
 import resource
 import statistics
 import subprocess
 import tempfile
 import wave
 from pathlib import Path
+
+from spoken import SENTENCES, errors, plain
 
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("folder", type=Path)
@@ -25,12 +25,6 @@ parser.add_argument("--batches", type=lambda text: [int(part) for part in text.s
 parser.add_argument("--rounds", type=int, default=5)
 parser.add_argument("--threads", type=int, default=2)
 args = parser.parse_args()
-
-
-def sentences():
-    source = ast.parse((Path(__file__).parent / "peers/vs_faster_whisper.py").read_text())
-    [found] = [node.value for node in source.body if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "SENTENCES"]
-    return ast.literal_eval(found)
 
 
 def heard(sound, batch):
@@ -43,22 +37,8 @@ def heard(sound, batch):
     return json.loads(done.stdout), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def plain(text):
-    return re.sub(r"[^a-z' ]", "", text.lower().replace("-", " ")).split()
-
-
-def errors(found, want):
-    """Words to insert, delete or replace."""
-    row = list(range(len(want) + 1))
-    for i, word in enumerate(found, 1):
-        above, row[0] = row[0], i
-        for j, other in enumerate(want, 1):
-            above, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, above + (word != other))
-    return row[-1]
-
-
 with tempfile.TemporaryDirectory() as scratch:
-    text = " ".join(2 * sentences())
+    text = " ".join(2 * SENTENCES)
     sound = Path(scratch) / "long.wav"
     subprocess.run(["espeak-ng", "-v", "en-us", "-s", "150", "-w", sound, text], check=True)
     with wave.open(str(sound)) as file:

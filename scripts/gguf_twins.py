@@ -464,7 +464,7 @@ class Mamba2(Twin):
         return {ours: values}
 
 
-class Ling2(Twin):
+class Ling2(Olmoe):
     arch = "bailingmoe2"
     top = {"word_embeddings": "token_embd", "norm": "output_norm", "lm_head": "output"}
     layer = LAYER | {
@@ -495,17 +495,6 @@ class Ling2(Twin):
     def named(self, name):
         number, stem, suffix = super().named(name)
         return number, stem, "bias" if stem.endswith("_bias") else suffix
-
-    def in_layer(self, number, stem, suffix, values):
-        if ".experts." not in stem:
-            return super().in_layer(number, stem, suffix, values)
-        _, _, expert, kind = stem.split(".")
-        group = self.experts.setdefault((number, kind), {})
-        group[int(expert)] = values
-        if len(group) < self.config["num_experts"]:
-            return {}
-        kind = kind.removesuffix("_proj")
-        return {f"ffn_{kind}_exps": np.stack([group[i] for i in range(self.config["num_experts"])])}
 
 
 class Ling3(Ling2):
