@@ -373,7 +373,7 @@ impl Transcriber {
         Ok(found)
     }
 
-    /// Has a session of so many windows.
+    /// Replaces the session, unless it is for `n_windows`.
     fn resize(&mut self, n_windows: usize) -> Result<(), Error> {
         if self.session.n_windows() != n_windows {
             let held = self.model.plan(self.session.n_windows())?.total_bytes();
@@ -403,7 +403,7 @@ impl Transcriber {
         if text.trim().is_empty() || end <= start {
             return Ok(None);
         }
-        // A text whose times are behind the end is kept, without length.
+        // A text whose times are after the end is kept, without length.
         let [start, end] = [start, end].map(|at| at.min(until));
         words.iter_mut().for_each(|word| (word.start, word.end) = (word.start.min(until), word.end.min(until)));
         Ok(Some(Segment {
@@ -454,19 +454,20 @@ struct Windows<'a> {
 impl<'a> Windows<'a> {
     fn new(samples: &'a [f32], config: &SpeechConfig, are_apart: bool) -> Result<Windows<'a>, Error> {
         let (n_bands, n_window) = (config.n_bands, config.n_frames());
-        check_finite(samples)?;
-        let whole = || Spectrogram::new(samples, n_bands, n_window);
-        let spectrogram = (!are_apart).then(whole).transpose()?;
+        let spectrogram = match are_apart {
+            true => check_finite(samples).map(|()| None)?,
+            false => Some(Spectrogram::new(samples, n_bands, n_window)?),
+        };
         Ok(Windows { samples, n_bands, n_window, n_frames: frames_of(samples), spectrogram, seek: 0 })
     }
 
-    /// How many there are at most.
+    /// Their number at most.
     fn most(&self) -> usize {
         let before_last = self.n_frames.saturating_sub(self.n_window);
         1 + before_last.div_ceil(pauses::least_size(self.n_window)) as usize
     }
 
-    /// Begin and size of the next one that is not silent.
+    /// Start and size of the next one that is not silent.
     fn next(&mut self) -> Option<[u32; 2]> {
         let Windows { samples, n_window, n_frames, .. } = *self;
         while self.seek < n_frames {

@@ -139,7 +139,7 @@ impl DeltaRule {
         2 * self.n_key_heads * self.key_dim + self.n_heads * self.value_dim
     }
 
-    /// Decays of all heads.
+    /// Number of decays of all heads.
     pub fn n_decays(&self) -> u32 {
         match self.decay {
             Decay::Heads => self.n_heads,

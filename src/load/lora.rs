@@ -250,7 +250,8 @@ impl AdapterFile {
                 }
             }
             if !seen.insert(name.clone()) {
-                return Err(duplicate(pair, &name));
+                let found = format!("a duplicate, as `{}`", pair.of.escape_debug());
+                return Err(wrong(&pair.a.name, format!("`{name}` once"), found));
             }
             let is_turned = name.ends_with(".attn_q.weight") || name.ends_with(".attn_k.weight");
             let block = layer_of(&name).and_then(|l| config.blocks.get(l as usize));
@@ -270,18 +271,13 @@ impl AdapterFile {
     /// The changes of a PEFT adapter, by the names and in the layout of a folder.
     ///
     /// # Errors
-    /// [`Error::Adapter`] naming a tensor that is not for a matrix of the architecture, or a second pair for one
-    /// matrix.
+    /// [`Error::Adapter`] naming a tensor that is not for a matrix of the architecture.
     pub(super) fn deltas(&self, architecture: &Architecture) -> Result<Vec<Delta>, Error> {
-        let mut seen = HashSet::new();
         let delta = |pair: &Pair| {
             let name = architecture.gguf_name(&format!("{}.weight", pair.of)).ok_or_else(|| {
                 let found = format!("for `{}`", pair.of.escape_debug());
                 wrong(&pair.a.name, "for a matrix of the model".into(), found)
             })?;
-            if !seen.insert(name.clone()) {
-                return Err(duplicate(pair, &name));
-            }
             let mut b = self.values(&pair.b)?;
             b.iter_mut().for_each(|value| *value *= pair.scale);
             Ok(Delta { name, factor: pair.a.name.clone(), rank: pair.a.shape[0] as usize, a: self.values(&pair.a)?, b })
@@ -517,11 +513,6 @@ fn pattern(json: &ConfigJson, key: &str) -> Result<Vec<(String, f32)>, Error> {
 
 fn finite(field: &str, value: f32) -> Result<f32, Error> {
     if value.is_finite() { Ok(value) } else { Err(wrong(field, "a finite number".into(), value.to_string())) }
-}
-
-/// The error for a second pair of factors for one matrix. `name`: the matrix's GGUF name.
-fn duplicate(pair: &Pair, name: &str) -> Error {
-    wrong(&pair.a.name, format!("`{name}` once"), format!("a duplicate, as `{}`", pair.of.escape_debug()))
 }
 
 fn wrong(field: &str, expected: String, found: String) -> Error {

@@ -89,15 +89,12 @@ impl ModelFile {
         [i, n]: [usize; 2],
     ) -> Result<Vec<Delta>, Error> {
         let architecture = Architecture::of_model(self.header.shape.config())?;
-        let (mut deltas, mut seen) = (Vec::new(), HashSet::new());
+        let mut deltas = Vec::new();
         for (file, a) in factors {
             let Some((module, false)) = factor(&a.name) else { continue };
             // The pooler is not read.
             let name = architecture.gguf_name(&format!("{module}.weight"));
             let Some(name) = name.filter(|name| !name.starts_with("cls.")) else { continue };
-            if !seen.insert(name.clone()) {
-                return Err(wrong(&a.name, &format!("`{name}` once"), "a duplicate"));
-            }
             let is_other = |(_, tensor): &&(usize, TensorInfo)| factor(&tensor.name) == Some((module, true));
             let (other_file, b) =
                 factors.iter().find(is_other).ok_or_else(|| wrong(&a.name, "a pair of factors", "one"))?;
@@ -126,6 +123,10 @@ impl ModelFile {
 
     /// Adds changes to matrices, which keep their type.
     fn merge(&mut self, deltas: &[Delta]) -> Result<(), Error> {
+        let mut seen = HashSet::new();
+        if let Some(Delta { name, factor, .. }) = deltas.iter().find(|delta| !seen.insert(&delta.name)) {
+            return Err(wrong(factor, &format!("`{name}` once"), "a duplicate"));
+        }
         let n_taken = AtomicUsize::new(0);
         let merge = || {
             let mut merged = Vec::new();

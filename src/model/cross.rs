@@ -98,7 +98,7 @@ impl CrossTensors {
         Some((cached, encoding as usize * cached.capacity.next_multiple_of(PAGE) as usize))
     }
 
-    /// Says which encoding the next pass over an encoder's rows writes.
+    /// Selects the encoding that the next pass over an encoder's rows writes.
     ///
     /// # Errors
     /// Errors of [`TensorWriter::write_words`].
@@ -107,7 +107,7 @@ impl CrossTensors {
         self.written.set_rows(device, &[BatchRow { pos: 0, n_tokens: row.pos + 1, ..row }])
     }
 
-    /// Says which encoding all tokens of the next passes read.
+    /// Selects the encoding that all tokens of the next passes read.
     ///
     /// # Errors
     /// Errors of [`TensorWriter::write_words`].
@@ -115,7 +115,7 @@ impl CrossTensors {
         self.read.set_rows(device, &[self.row(encoding)])
     }
 
-    /// Says which encoding each token of the next batches reads.
+    /// Selects the encoding that each token of the next batches reads.
     ///
     /// # Errors
     /// Errors of [`TensorWriter::write_words`].

@@ -219,7 +219,7 @@ impl RecurrenceWeights {
                     Some(_) => inputs.push(("ssm_ba", 2 * n)),
                     None => inputs.extend([("ssm_beta", n), ("ssm_alpha", rule.n_decays())]),
                 }
-                // Kimi Delta Attention's projection is called like that of attention.
+                // Kimi Delta Attention's output projection has the name of attention's.
                 (inputs, if rows("attn_output").is_some() { "attn_output" } else { "ssm_out" })
             }
             Recurrence::Mamba2 { scan, .. } => (vec![("ssm_in", scan.inputs())], "ssm_out"),
