@@ -159,7 +159,7 @@ pub use recovery::{Breaker, BreakerOptions, BreakerStats, Circuit, Recovery};
 #[cfg(devices)]
 pub use saving::Saving;
 pub use shaders::Tier;
-pub use target::{Bucket, Choice, Target, TargetKind, TargetLimits, Tuning};
+pub use target::{Bucket, Choice, Target, TargetKind, TargetLimits, TileForm, Tuning};
 pub use tensor::{Role, Tensor, TensorWriter};
 #[cfg(all(devices, feature = "sound"))]
 pub use transcribe::{TranscribeOptions, Transcriber, TranscriberOptions, Transcript};

@@ -10,7 +10,7 @@ use crate::shaders::{Kernel, Tier};
 mod tuning;
 
 pub(crate) use tuning::PlaceKey;
-pub use tuning::{Bucket, Choice, Tuning};
+pub use tuning::{Bucket, Choice, TileForm, Tuning};
 
 /// The kind of device that runs a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

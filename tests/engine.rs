@@ -381,7 +381,7 @@ fn prefill_is_bit_equal_however_the_prompt_is_chunked() {
         for (rows, blocks) in sizes(32).flat_map(|rows| sizes(1).map(move |blocks| (rows, blocks))) {
             for kernel in ["matmul", "matmul_half"] {
                 let bucket = Bucket { kernel, weight, rows, blocks, tokens: 256 };
-                tuning.choose(bucket, Some(Choice { tier: Tier::Baseline, size: 64 }));
+                tuning.choose(bucket, Some(Choice::new(Tier::Baseline, 64)));
             }
         }
     }

@@ -100,17 +100,20 @@ fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
         }
         ("expert_down" | "matvec_lora" | "gate_up_lora", _) => vec![of_one.to_vec()],
         ("matmul_half", _) => {
-            // Rows and columns of tiles, and subgroups side by side.
-            let tiles = [[16, 256, 4], [32, 128, 4], [64, 64, 2], [128, 128, 2]];
+            // Rows and columns of tiles, subgroups side by side, and stages.
+            let tiles = [[16, 256, 4, 1], [32, 128, 4, 1], [64, 64, 2, 1], [128, 128, 2, 1], [128, 128, 2, 2]];
             let has_matrices = tier.matrix_size().is_some();
-            let constants = |[rows, cols, across]: [u32; 3]| {
+            let constants = |[rows, cols, across, stages]: [u32; 4]| {
                 let mut constants = vec![("ROWS", rows), ("COLS", cols), ("GUARDED", 0)];
                 if has_matrices {
                     constants.extend([("SUBGROUP", 64), ("ACROSS", across)]);
                 }
+                if stages > 1 {
+                    constants.push(("STAGES", stages));
+                }
                 constants.into_iter().map(|(name, value)| (name, f64::from(value))).collect()
             };
-            tiles.into_iter().map(constants).collect()
+            tiles.into_iter().filter(|[.., stages]| has_matrices || *stages == 1).map(constants).collect()
         }
         ("half_rows", _) => vec![vec![("NORM", 1.0)], vec![("GATED", 1.0)]],
         ("matmul" | "matmul_plain", _) => sizes(64.0, &[]),

@@ -46,11 +46,12 @@ fn add_rows(sum: mat4x4<f32>, x: mat4x4<f32>, w: mat4x4<f32>) -> mat4x4<f32> {
     );
 }
 
-fn multiplied(local: u32, before: Products) -> Products {
+fn multiplied(local: u32, base: u32, before: Products) -> Products {
     var sum = before;
     let row = local / WIDTH * 4u;
     let col = ROWS + local % WIDTH;
-    for (var quad = 0u; quad < DEPTH / 4u; quad++) {
+    for (var i = 0u; i < DEPTH / 4u; i++) {
+        let quad = base + i;
         let x = four(row, 1u, quad);
         let w = transpose(four(col, WIDTH, quad));
         sum.near_near = add_rows(sum.near_near, x, w);

@@ -1,5 +1,5 @@
-// Tiles whose operands are staged in half precision, by cooperative matrices of SIZE x SIZE: four subgroups, ACROSS of them
-// side by side, with up to 4 x 4 matrices each.
+// Tiles whose operands are staged in half precision, by cooperative matrices of SIZE x SIZE: four or eight SUBGROUPS, ACROSS
+// of them side by side, with up to 4 x 4 matrices each.
 //
 // SUBGROUP is the size of the largest subgroup that the adapter makes, MIN_SUBGROUP of the smallest. Where it makes smaller
 // ones, several have the same part of the tile and compute the same; they must not add to y directly. What differs between
@@ -9,13 +9,15 @@
 override MIN_SUBGROUP: u32 = 32u;
 override SUBGROUP: u32 = 32u;
 override ACROSS: u32 = 2u;
-override WG: u32 = 4u * SUBGROUP;
-override HIGH: u32 = ROWS * ACROSS / (4u * SIZE); // matrices of a subgroup: 1, 2 or 4 one below the other
+override SUBGROUPS: u32 = 4u;
+override WG: u32 = SUBGROUPS * SUBGROUP;
+override HIGH: u32 = ROWS * ACROSS / (SUBGROUPS * SIZE); // matrices of a subgroup: 1, 2 or 4 one below the other
 override WIDE: u32 = COLS / ACROSS / SIZE; // and side by side
 override DEPTH: u32 = 32u; // or 64: half as many barriers
 override STRIDE: u32 = DEPTH / 4u + 2u; // quads of a staged row; without two more every other row would begin in the same bank
 
-var<workgroup> sums: array<f32, 4u * SIZE * SIZE>; // a matrix of each subgroup, on its way to y
+override SUMS: u32 = SUBGROUPS * SIZE * SIZE;
+var<workgroup> sums: array<f32, SUMS>; // a matrix of each subgroup, on its way to y
 // Both of 16 bytes, of which the first 4 are used: matrices load from addresses that are multiples of 16, and NVIDIA's driver
 // places small variables before large ones.
 var<workgroup> is_any_scaled: array<atomic<u32>, 4>;
@@ -54,10 +56,11 @@ fn with_rights(before: Sums, x: Left, w: Rights) -> Sums {
     return sum;
 }
 
-fn multiplied(local: u32, before: Products) -> Products {
+fn multiplied(local: u32, base: u32, before: Products) -> Products {
     var sum = before;
     let first = part(local);
-    for (var quad = 0u; quad < DEPTH / 4u; quad += SIZE / 4u) {
+    for (var i = 0u; i < DEPTH / 4u; i += SIZE / 4u) {
+        let quad = base + i;
         var w = Rights();
         w.a = right(first.y, quad);
         if (WIDE > 1u) {

@@ -1,6 +1,9 @@
 // A tile of ROWS x COLS outputs from operands that are staged in workgroup memory row by row, DEPTH along K at a time: first
 // rows of x, then those of w.
 //
+// With two STAGES, a step's operands are staged in one half of the memory while those of the other are multiplied, which
+// takes one barrier a step instead of two.
+//
 // The unit says how many invocations there are, multiplies what is staged, and puts the products.
 
 // Two quads of a row of x, which one load of 16 bytes reads.
@@ -9,7 +12,9 @@ struct Pair { near: vec4<f16>, far: vec4<f16> }
 override ROWS: u32 = 64u;
 override COLS: u32 = 64u;
 override GUARDED: bool = true; // false where tiles cover y exactly, and rows of y are aligned
-override STAGED: u32 = (ROWS + COLS) * STRIDE * (4u / PER);
+override STAGES: u32 = 1u; // or 2
+override STAGE: u32 = (ROWS + COLS) * STRIDE; // quads
+override STAGED: u32 = STAGES * STAGE * (4u / PER);
 var<workgroup> staged: array<Staged, STAGED>;
 
 // What an invocation stages in each step: pairs of quads of rows of x that are X_STEP rows apart, and half blocks, with one
@@ -52,20 +57,22 @@ fn read_step(local: u32, m0: u32, n0: u32, q0: u32) -> Ahead {
     return ahead;
 }
 
-fn stage(local: u32, ahead: Ahead) {
+// From quad `base` on.
+fn stage(local: u32, ahead: Ahead, base: u32) {
     let pair = local % PAIRS * 2u;
     for (var i = 0u; i < X_ROUNDS; i++) {
         let row = local / PAIRS + i * X_STEP;
         if (ROWS % X_STEP == 0u || row < ROWS) {
-            place(row * STRIDE + pair, ahead.x[2u * i]);
-            place(row * STRIDE + pair + 1u, ahead.x[2u * i + 1u]);
+            let at = base + row * STRIDE + pair;
+            place(at, ahead.x[2u * i]);
+            place(at + 1u, ahead.x[2u * i + 1u]);
         }
     }
     let first = local % HALVES * 4u;
     for (var i = 0u; i < W_ROUNDS; i++) {
         let col = local / HALVES + i * W_STEP;
         if (COLS % W_STEP == 0u || col < COLS) {
-            let at = (ROWS + col) * STRIDE + first;
+            let at = base + (ROWS + col) * STRIDE + first;
             place(at, ahead.w[4u * i]);
             place(at + 1u, ahead.w[4u * i + 1u]);
             place(at + 2u, ahead.w[4u * i + 2u]);
@@ -80,17 +87,31 @@ fn within_tile(row: u32, n_rows: u32, step: u32) -> u32 {
 }
 
 // Along K from one quad to another, multiples of 8, and of a step. A step's operands are read while those before them are
-// multiplied.
+// multiplied; steps past the last one read its own again.
 fn tile_product(local: u32, m0: u32, n0: u32, quads: vec2<u32>) -> Products {
     let step = DEPTH / 4u;
+    let last = quads.y - step;
     var sum = Products();
     var ahead = read_step(local, m0, n0, quads.x);
+    if (STAGES == 1u) {
+        for (var q0 = quads.x; q0 < quads.y; q0 += step) {
+            stage(local, ahead, 0u);
+            workgroupBarrier();
+            ahead = read_step(local, m0, n0, min(q0 + step, last));
+            sum = multiplied(local, 0u, sum);
+            workgroupBarrier();
+        }
+        return sum;
+    }
+    stage(local, ahead, 0u);
+    ahead = read_step(local, m0, n0, min(quads.x + step, last));
+    workgroupBarrier();
+    var base = 0u;
     for (var q0 = quads.x; q0 < quads.y; q0 += step) {
-        stage(local, ahead);
-        workgroupBarrier();
-        // The last step reads its own again.
-        ahead = read_step(local, m0, n0, min(q0 + step, quads.y - step));
-        sum = multiplied(local, sum);
+        sum = multiplied(local, base, sum);
+        base = STAGE - base;
+        stage(local, ahead, base);
+        ahead = read_step(local, m0, n0, min(q0 + 2u * step, last));
         workgroupBarrier();
     }
     return sum;

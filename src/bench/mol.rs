@@ -401,7 +401,7 @@ pub async fn settle(device: &Device, plan: &mut MolPlan, n_items: u64) -> Result
         for size in kernels::MOL_TILES.into_iter().filter(|&size| size != own && size <= most) {
             tuning.choose(
                 bucket,
-                Some(Choice { tier: device.target().tier_for(&crate::shaders::MOL, Some(plan.shape.storage)), size }),
+                Some(Choice::new(device.target().tier_for(&crate::shaders::MOL, Some(plan.shape.storage)), size)),
             );
             let tuned = device.with_tuning(tuning.clone());
             let time = seconds(&tuned, &corpus.mixture(&tuned, MolScores::All)?, Effort::USUAL).await?;

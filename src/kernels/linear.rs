@@ -4,9 +4,9 @@
 //! 4 and 8 that covers them: an invocation unpacks a weight once and multiplies it with all of them. Larger passes,
 //! and passes of eight where matrices are 8 x 8 or the tier is `scalar`, use the tiles of `matmul.rs`.
 //!
-//! - For one token, invocations have whole blocks of the weights, and the workgroup first puts `x` (normalised, if
-//!   there is a norm) into workgroup memory, with neighbours' quads side by side. Reading `x` where it lies would
-//!   touch a cache line per invocation.
+//! - For one token, invocations have whole blocks of the weights, or 16 bytes of a block that is nothing but weights,
+//!   and the workgroup first puts `x` (normalised, if there is a norm) into workgroup memory, with neighbours' quads side
+//!   by side. Reading `x` where it lies would touch a cache line per invocation.
 //! - For several tokens there is more of `x` than of the weights to read, so four neighbours share a block.
 //! - A folded norm costs no dispatch: its factor is the same for all rows, so the loop over `x` also sums the squares
 //!   and scales the sums at the end. There is one binding for a norm's weight or a bias, since WebGPU guarantees
@@ -18,7 +18,7 @@ use bytemuck::Pod;
 
 use super::matmul::{Tile, is_tiled, matmul_input, tile_rounds, usual_tile};
 use super::{Activation, Gelu, Input, LOOP_ROUNDS, grid_parts, rms_norm, tier_for};
-use crate::dtype::DType;
+use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::{BatchInvariance, Recorder};
@@ -26,7 +26,7 @@ use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
 use crate::shaders::constants::linear_norm::SHIFT;
 use crate::shaders::params::LinearParams;
 use crate::shaders::{self, Kernel, KernelOf, Tier};
-use crate::target::{Bucket, Choice, Target};
+use crate::target::{Bucket, Choice, Target, TileForm};
 use crate::tensor::Tensor;
 
 /// Flag for the CPU alone: a row's result is the same for every number of rows.
@@ -63,7 +63,8 @@ pub struct Linear<'a> {
     pub accumulate: bool,
     /// Whether a row of `y` is to be the same to the last bit whatever rows `x` has beside it.
     /// [`matmul`](fn@super::matmul) can, and
-    /// [`linear_norm`](super::linear_norm): their tiles add up along K in one order on a GPU, unless K is split.
+    /// [`linear_norm`](super::linear_norm): their tiles add up along K in one order on a GPU, and splits of K follow from
+    /// `w` alone.
     pub batch_invariant: bool,
     /// Splits of K that `matmul` takes side by side on a GPU and adds up at the end, in their order: at most one for
     /// each block. `None`: as many as occupy the device where K is long and tiles are few. The `scalar` tier's own
@@ -152,10 +153,12 @@ impl<'a> Linear<'a> {
         grid: impl Fn(u32) -> (u64, u32),
         with: impl Fn(LinearParams) -> P,
     ) -> Result<(), Error> {
-        let DispatchPlan { tier, kernel, constants, n_splits } = plan;
+        let DispatchPlan { tier, kernel, constants, split_blocks } = plan;
+        let split_blocks = split_blocks.unwrap_or_else(|| self.w.blocks());
         let x = inputs[0];
         let ([n_tokens, dim], [_, y_stride]) = (x.dims2(kernel.name, "x")?, y.dims2(kernel.name, "y")?);
-        self.check(kernel, n_tokens.saturating_mul(*n_splits), y)?;
+        let n_splits = self.w.blocks().div_ceil(split_blocks.max(1)).max(1);
+        self.check(kernel, n_tokens.saturating_mul(n_splits), y)?;
         let vector = vector(kernel.name, self.norm, self.bias, dim)?;
         let flags = [(self.bias.is_some(), BIAS), (self.accumulate, ACCUMULATE), (self.batch_invariant, INVARIANT)];
         let constants = [constants, activated(self.activation)].concat();
@@ -172,7 +175,7 @@ impl<'a> Linear<'a> {
                     y_stride,
                     flags: set(&flags),
                     eps: self.norm.map_or(0.0, |norm| norm.eps),
-                    split_blocks: self.w.blocks().div_ceil(*n_splits),
+                    split_blocks,
                     first_group: part.first,
                 };
                 let [x_groups, y_groups, _] = part.grid;
@@ -199,8 +202,8 @@ pub(crate) struct DispatchPlan<P: 'static = LinearParams> {
     pub tier: Tier,
     pub kernel: &'static KernelOf<P>,
     pub constants: Vec<(&'static str, f64)>,
-    /// Splits of K, each with rows of its own in `y`.
-    pub n_splits: u32,
+    /// Blocks of a split along K, each with rows of its own in `y`; `None`: there are no splits.
+    pub split_blocks: Option<u32>,
 }
 
 /// The flags that are to be set.
@@ -242,7 +245,7 @@ pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
     let (tier, constants) = (lanes.tier, lanes.constants(linear.norm.is_some()));
     let grid = |rows: u32| (lanes.groups(rows), lanes.parts(n_tokens));
     x.expect_shape("matvec", "x", &[n_tokens, linear.w.cols()])?;
-    linear.dispatch(rec, &DispatchPlan { tier, kernel: &shaders::MATVEC, constants, n_splits: 1 }, &[x], y, grid)
+    linear.dispatch(rec, &DispatchPlan { tier, kernel: &shaders::MATVEC, constants, split_blocks: None }, &[x], y, grid)
 }
 
 /// Invocations that share rows at most.
@@ -266,6 +269,8 @@ pub(super) struct MatvecPlan {
     n: u32,
     /// Tokens that they take side by side.
     columns: u32,
+    /// Loads of 16 bytes that hold the weights of a block and nothing else; 1 for other blocks.
+    parts: u32,
     /// Whether blocks of a row go past its end.
     ragged: bool,
 }
@@ -285,15 +290,20 @@ impl MatvecPlan {
             let choice = target.tuning().choice(Bucket::of(of, w.weight(), [w.tuned_rows(), w.blocks(), 1]));
             choice.filter(|&choice| is_sound(target, kernel, w, choice))
         });
-        let Choice { tier, size } = known.unwrap_or_else(|| usual(target, kernel, w, 1));
+        let Choice { tier, size, .. } = known.unwrap_or_else(|| usual(target, kernel, w, 1));
         let ragged = !w.is_whole_blocks();
+        let parts = match w.weight().layout() {
+            WeightType::F32 => 8,
+            WeightType::F16 | WeightType::BF16 => 4,
+            _ => 1,
+        };
         let most_columns = match rec.batch_invariance() {
             BatchInvariance::Few { columns } => columns,
             _ => n_tokens,
         };
         match (tier, most_columns.clamp(1, MAX_COLUMNS).next_power_of_two()) {
-            (Tier::Scalar, _) => MatvecPlan { tier, n: 1, columns: 1, ragged },
-            (_, columns) => MatvecPlan { tier, n: size.max(columns), columns, ragged },
+            (Tier::Scalar, _) => MatvecPlan { tier, n: 1, columns: 1, parts: 1, ragged },
+            (_, columns) => MatvecPlan { tier, n: size.max(columns), columns, parts, ragged },
         }
     }
 
@@ -306,7 +316,8 @@ impl MatvecPlan {
             1 => self.ragged.then_some(("RAGGED", 1.0)),
             columns => Some(("COLUMNS", f64::from(columns))),
         };
-        lanes.into_iter().chain(wide).chain(columns).chain(norm.then_some(("NORM", 1.0))).collect()
+        let parts = (self.columns == 1 && self.parts > 1).then_some(("PARTS", f64::from(self.parts)));
+        lanes.into_iter().chain(wide).chain(columns).chain(parts).chain(norm.then_some(("NORM", 1.0))).collect()
     }
 
     /// Invocations of a workgroup.
@@ -339,12 +350,12 @@ pub(crate) fn usual(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32)
         return usual_tile(target, (kernel, Some(w.weight())), sizes, w.cols().is_multiple_of(4));
     }
     match tier_for(target, kernel, Some(w.weight()), rounds(w)) {
-        Tier::Scalar => Choice { tier: Tier::Scalar, size: 1 },
+        Tier::Scalar => Choice::new(Tier::Scalar, 1),
         // Rows share what a workgroup reads of `x`, so only as many invocations share a row as keep a large GPU busy, and no
         // more than there are blocks to share out.
         tier => {
             let wanted = (BUSY / w.rows().div_ceil(ROWS)).next_power_of_two();
-            Choice { tier, size: wanted.clamp(LEAST_LANES, MAX_LANES).min(w.blocks().next_power_of_two()) }
+            Choice::new(tier, wanted.clamp(LEAST_LANES, MAX_LANES).min(w.blocks().next_power_of_two()))
         }
     }
 }
@@ -358,10 +369,10 @@ pub(crate) fn is_sound(target: &Target, kernel: &Kernel, w: &Matrix, choice: Cho
     };
     let variant = kernel.variant(Some(w.weight()), choice.tier).filter(|variant| variant.tier == choice.tier);
     let (has_size, rounds) = if is_tiled(kernel) {
-        let has_size = choice.tier == Tier::Scalar || Tile::of(choice).is_some();
+        let has_size = choice.tier == Tier::Scalar || Tile::of(choice).is_some_and(|tile| tile.fits(target, choice.tier));
         (has_size, tile_rounds(choice.tier, w.cols()))
     } else {
-        let has_size = choice.size.is_power_of_two() && choice.size <= MAX_LANES;
+        let has_size = choice.size.is_power_of_two() && choice.size <= MAX_LANES && choice.form == TileForm::Plain;
         (has_size, rounds(w) / u64::from(choice.size.max(1)))
     };
     has_tier

@@ -3,13 +3,13 @@
 //! A plan chooses the kernel, its tile and the splits of K. Tiles have 128 x 128 or 64 x 64 outputs, and 32 x 128 or
 //! 16 x 256 for 32 rows or fewer, because each tile unpacks its weights. A tile that covers its matrices exactly is
 //! compiled without bounds checks (`GUARDED`). Where K is long and tiles are few, splits of K run side by side, and
-//! `split_sum` adds them in order; products that must have the same bits in every batch are never split and never
-//! change variant.
+//! `split_sum` adds them in order. Products that must have the same bits in every batch never change variant, and their
+//! splits follow from the matrix alone.
 //!
 //! `matmul_half` reads `x` as `half_rows` leaves it: f16, padded to whole blocks, each row scaled by a power of two
 //! if it leaves the range. So tiles copy rows and convert nothing, and all matrices with the same input share them.
 //! Matrix units and plain lanes have the same staging and differ in one fragment, so any GPU with f16 tests most of
-//! the matrix code.
+//! the matrix code. Tiles of matrices have further forms ([`TileForm`]), which the tuner measures; none is the usual one.
 //!
 //! Two drivers shape the shader. Matrices load from addresses that are multiples of 16 bytes: others are slow on AMD
 //! and wrong on NVIDIA. Therefore `staged` is the first workgroup variable used (RADV places them in that order), and
@@ -25,7 +25,7 @@ use crate::recording::{BatchInvariance, Recorder};
 use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
 use crate::shaders::params::{LinearParams, MatmulPlainParams, SplitSumParams};
 use crate::shaders::{self, Id, Kernel, KernelOf, Tier};
-use crate::target::{Choice, Target, TargetLimits};
+use crate::target::{Choice, Target, TargetLimits, TileForm};
 use crate::tensor::Tensor;
 
 /// The part of `y` that a workgroup makes.
@@ -33,8 +33,12 @@ use crate::tensor::Tensor;
 pub(super) struct Tile {
     rows: u32,
     cols: u32,
-    /// Of the four subgroups that share it, where they have matrices, how many are side by side.
+    /// Of the subgroups that share it, where they have matrices, how many are side by side.
     across: u32,
+    /// How many these are.
+    subgroups: u32,
+    /// Steps along K whose operands are staged at a time.
+    stages: u32,
 }
 
 impl Tile {
@@ -44,12 +48,49 @@ impl Tile {
     /// The tiles of a tier with barriers, from the fewest rows on.
     fn all(tier: Tier) -> impl DoubleEndedIterator<Item = Tile> + Clone {
         let side = tier.matrix_size().unwrap_or(16);
-        Tile::SHAPES.into_iter().map(move |[rows, cols, across]| Tile { rows: side * rows, cols: side * cols, across })
+        let tile = move |[rows, cols, across]: [u32; 3]| Tile {
+            rows: side * rows,
+            cols: side * cols,
+            across,
+            subgroups: 4,
+            stages: 1,
+        };
+        Tile::SHAPES.into_iter().map(tile)
     }
 
-    /// The tile that a choice names by its rows.
-    pub fn of(Choice { tier, size }: Choice) -> Option<Tile> {
-        Tile::all(tier).find(|tile| tile.rows == size)
+    /// The tile of a choice, which names it by its rows.
+    pub fn of(Choice { tier, size, form }: Choice) -> Option<Tile> {
+        let plain = Tile::all(tier).find(|tile| tile.rows == size);
+        let side = match form {
+            TileForm::Plain => return plain,
+            _ => tier.matrix_size()?,
+        };
+        match (form, size / side) {
+            (TileForm::Plain, _) => plain,
+            (TileForm::TwoStages, _) => plain.map(|tile| Tile { stages: 2, ..tile }),
+            (TileForm::EightSubgroups, 8) => plain.map(|tile| Tile { across: 4, subgroups: 8, ..tile }),
+            (TileForm::EightSubgroups, 16) => {
+                let [rows, cols] = [16, 8].map(|n| n * side);
+                Some(Tile { rows, cols, across: 2, subgroups: 8, stages: 1 })
+            }
+            (TileForm::EightSubgroups, _) => None,
+        }
+    }
+
+    /// Whether a workgroup of the target has the memory and the invocations. Plain tiles suit all targets of a tier.
+    pub fn fits(&self, target: &Target, tier: Tier) -> bool {
+        if self.stages == 1 && self.subgroups == 4 {
+            return true;
+        }
+        let TargetLimits { max_subgroup, max_workgroup_bytes, .. } = target.limits();
+        let side = tier.matrix_size().unwrap_or(16);
+        self.subgroups * max_subgroup <= 256 && max_workgroup_bytes >= self.bytes(side, STEP)
+    }
+
+    /// Bytes of workgroup memory with matrices of `side` x `side`, where `depth` elements along K are staged at a time.
+    fn bytes(&self, side: u32, depth: u32) -> u32 {
+        // Rows are 16 bytes apart; behind them is what sums go through, and two variables of 16 bytes.
+        self.stages * (self.rows + self.cols) * (2 * depth + 16) + 4 * self.subgroups * side * side + 32
     }
 
     /// How many cover `m` rows and `n` columns.
@@ -64,14 +105,14 @@ impl Tile {
     /// Elements along K that matrices' operands are staged of at a time, where `blocks` blocks are multiplied in one go: twice
     /// as many took 0.8 of the time on an H100, where a workgroup has the memory and an invocation the registers.
     fn depth(&self, target: &Target, tier: Tier, blocks: u32) -> u32 {
-        const DEEP: u32 = 64;
-        // Rows are 16 bytes apart; behind them is what sums go through.
-        let bytes = (self.rows + self.cols) * (2 * DEEP + 16) + 5120;
-        // Four subgroups read a step ahead, and have room for as many rows of either operand as they have invocations.
-        let most = 4 * target.limits().max_subgroup;
-        let has_room = target.limits().max_workgroup_bytes >= bytes && self.rows.max(self.cols) <= most;
-        let is_deep = tier == Tier::Matrix16 && has_room && (blocks * BLOCK as u32).is_multiple_of(DEEP);
-        if is_deep { DEEP } else { 32 }
+        const DEEP: u32 = 2 * STEP;
+        // Subgroups read a step ahead, and have room for as many rows of either operand as they have invocations.
+        let most = self.subgroups * target.limits().max_subgroup;
+        let has_room =
+            target.limits().max_workgroup_bytes >= self.bytes(16, DEEP) && self.rows.max(self.cols) <= most;
+        let is_whole = (blocks * BLOCK as u32).is_multiple_of(DEEP);
+        let is_deep = tier == Tier::Matrix16 && self.stages == 1 && has_room && is_whole;
+        if is_deep { DEEP } else { STEP }
     }
 
     /// The overrides that say so; `blocks` are those that a workgroup takes along K.
@@ -87,10 +128,15 @@ impl Tile {
             let TargetLimits { min_subgroup, max_subgroup, .. } = target.limits();
             constants.extend([("MIN_SUBGROUP", min_subgroup), ("SUBGROUP", max_subgroup), ("ACROSS", self.across)]);
             constants.push(("DEPTH", self.depth(target, tier, blocks)));
+            let further = [("SUBGROUPS", self.subgroups, 4), ("STAGES", self.stages, 1)];
+            constants.extend(further.iter().filter(|(_, n, usual)| n != usual).map(|&(name, n, _)| (name, n)));
         }
         constants.into_iter().map(|(name, value)| (name, f64::from(value))).collect()
     }
 }
+
+/// Elements along K that are staged at a time.
+const STEP: u32 = 32;
 
 /// Whether a kernel's choices are of tiles.
 pub(crate) fn is_tiled(kernel: &Kernel) -> bool {
@@ -113,6 +159,11 @@ pub(crate) fn product_kernel(target: &Target, w: &Matrix) -> &'static KernelOf<L
 const ENOUGH: u64 = 96;
 /// Columns of a K that is split where there are not enough tiles.
 const LONG: u32 = 4096;
+/// Workgroups that an H100 holds of the tiles of a matrix: two on each of 132 cores.
+const RESIDENT: u32 = 264;
+/// Columns of a split at least, where the number of rows does not matter: writing and reading the sums of many rows must
+/// stay cheap next to their products.
+const SPLIT_COLUMNS: u32 = 2048;
 
 /// The choice for `[m, n, k]` where nothing was measured: of the tiles that are no higher than rows need, the largest that
 /// there are enough of, or will be once K is split. The scalar kernels need operands whose rows are whole quads.
@@ -123,7 +174,7 @@ pub(super) fn usual_tile(
     is_whole: bool,
 ) -> Choice {
     let tier = match target.tier_for(kernel, weight) {
-        Tier::Scalar if is_whole => return Choice { tier: Tier::Scalar, size: 1 },
+        Tier::Scalar if is_whole => return Choice::new(Tier::Scalar, 1),
         Tier::Scalar => Tier::Baseline,
         tier => tier,
     };
@@ -137,7 +188,7 @@ pub(super) fn usual_tile(
         // Lower ones are wider: rows of `y` that are shared out among several would each have the weights unpacked again.
         (_, small) => tiles.rev().find(fits).or(small),
     };
-    Choice { tier, size: tile.map_or(1, |tile| tile.rows) }
+    Choice::new(tier, tile.map_or(1, |tile| tile.rows))
 }
 
 /// Rounds of a tile's loops over K: the scalar kernels walk it by quads, others by elements.
@@ -153,29 +204,32 @@ struct ProductPlan {
     constants: Vec<(&'static str, f64)>,
     /// `None`: 16 rows and 64 columns by invocations that stand alone.
     tile: Option<Tile>,
-    n_splits: u32,
+    /// Blocks of a split along K.
+    split_blocks: u32,
 }
 
 impl ProductPlan {
     /// Rows and columns of a workgroup in the `scalar` tier.
-    const SCALAR: Tile = Tile { rows: 16, cols: 64, across: 1 };
+    const SCALAR: Tile = Tile { rows: 16, cols: 64, across: 1, subgroups: 1, stages: 1 };
 
     /// For `m` rows of `x`, and rows of `y` as long as that.
     fn new(target: &Target, linear: &Linear, m: u32, y_stride: u32) -> ProductPlan {
         let w = linear.w;
         let kernel = product_kernel(target, w);
-        // Sums in one order cannot be split.
+        // The splits of what is to be the same for any number of rows do not follow the tiles.
         let k = if linear.batch_invariant { 0 } else { w.cols() };
         let usual = || usual_tile(target, (kernel, Some(w.weight())), [m, w.rows(), k], w.cols().is_multiple_of(4));
         // Variants add up in other orders: what is to be the same for any number of rows has the usual one.
         let is_same = |choice: &Choice| !linear.batch_invariant || choice.tier == usual().tier;
         let choice = tuned(target, kernel, w, m).filter(is_same).unwrap_or_else(usual);
         let tile = Tile::of(choice);
-        let mut plan = ProductPlan { kernel, tier: choice.tier, constants: Vec::new(), tile, n_splits: 1 };
-        plan.n_splits = plan.splits(target, linear, m);
+        let mut plan =
+            ProductPlan { kernel, tier: choice.tier, constants: Vec::new(), tile, split_blocks: w.blocks().max(1) };
+        plan.split_blocks = plan.split_blocks(target, linear, m);
         if let Some(tile) = tile {
             // Splits have rows of their own, which are as long as those of `w` are many.
-            let (stride, start) = if plan.n_splits > 1 { (w.rows(), 0) } else { (y_stride, linear.y_start) };
+            let is_split = plan.split_blocks < w.blocks();
+            let (stride, start) = if is_split { (w.rows(), 0) } else { (y_stride, linear.y_start) };
             let is_aligned = [stride, start].iter().all(|n| n.is_multiple_of(4));
             // Rows in half precision end with zeros; others may end amid a block, as super-blocks are longer than blocks.
             let is_whole = match kernel.id == Id::MatmulHalf {
@@ -183,8 +237,8 @@ impl ProductPlan {
                 false => w.is_whole_blocks(),
             };
             let is_exact = is_whole && tile.covers(m, w.slabs().iter().map(|slab| slab.rows));
-            // Splits may end amid a deep step.
-            let blocks = if plan.n_splits > 1 { 1 } else { w.blocks() };
+            // Splits must not end amid a deep step.
+            let blocks = if w.blocks().is_multiple_of(2) { plan.split_blocks } else { 1 };
             plan.constants = tile.constants(target, choice.tier, is_exact, blocks);
         }
         plan
@@ -194,27 +248,41 @@ impl ProductPlan {
         self.tile.unwrap_or(ProductPlan::SCALAR)
     }
 
-    /// Splits of K: as many as were asked for, else what occupies the device if there are few tiles and K is long. From
-    /// llama.cpp's Vulkan backend is the largest number of splits; no device was measured.
-    fn splits(&self, target: &Target, linear: &Linear, m: u32) -> u32 {
+    /// Blocks of each split of K: of as many splits as were asked for, else of what occupies the device if there are few
+    /// tiles and K is long. From llama.cpp's Vulkan backend is the largest number of splits; no device was measured.
+    fn split_blocks(&self, target: &Target, linear: &Linear, m: u32) -> u32 {
+        let blocks = linear.w.blocks().max(1);
         if !target.is_gpu() || self.tile.is_none() {
-            return 1;
+            return blocks;
         }
-        let n_tiles = self.tile().n_tiles(m, linear.w.rows()).max(1);
-        let is_idle = linear.w.cols() >= LONG && n_tiles < ENOUGH;
-        let enough = u32::try_from((2 * ENOUGH).div_ceil(n_tiles)).unwrap_or(u32::MAX);
-        let usual = if is_idle { enough.min(target.limits().max_splits) } else { 1 };
-        let blocks = linear.w.blocks();
-        let wanted = if linear.batch_invariant { 1 } else { linear.splits.unwrap_or(usual).clamp(1, blocks) };
+        let (n, k) = (linear.w.rows(), linear.w.cols());
+        let max_splits = target.limits().max_splits;
+        let usual = if linear.batch_invariant {
+            // By the matrix alone.
+            RESIDENT.div_ceil(n.div_ceil(64).max(1)).min(k / SPLIT_COLUMNS)
+        } else {
+            let n_tiles = self.tile().n_tiles(m, n).max(1);
+            let enough = u32::try_from((2 * ENOUGH).div_ceil(n_tiles)).unwrap_or(u32::MAX);
+            if k >= LONG && n_tiles < ENOUGH { enough } else { 1 }
+        };
         // Each has whole blocks, so there may be fewer.
-        blocks.div_ceil(blocks.div_ceil(wanted))
+        match linear.splits.filter(|_| !linear.batch_invariant) {
+            Some(splits) => blocks.div_ceil(splits.clamp(1, blocks)),
+            // And whole super-blocks, which deep steps divide.
+            None => blocks.div_ceil(usual.clamp(1, max_splits)).next_multiple_of(8).min(blocks),
+        }
+    }
+
+    fn n_splits(&self, linear: &Linear) -> u32 {
+        linear.w.blocks().div_ceil(self.split_blocks).max(1)
     }
 
     /// Records the dispatches of `linear`.
     fn record(&self, rec: &mut Recorder, linear: &Linear, input: &mut Input<'_>, y: &Tensor) -> Result<(), Error> {
-        let &ProductPlan { kernel, tier, n_splits, .. } = self;
+        let &ProductPlan { kernel, tier, split_blocks, .. } = self;
         let [m, _] = input.dims(kernel.name)?;
-        let plan = DispatchPlan { tier, kernel, constants: self.constants.clone(), n_splits };
+        let plan = DispatchPlan { tier, kernel, constants: self.constants.clone(), split_blocks: Some(split_blocks) };
+        let n_splits = self.n_splits(linear);
         let grid = |rows| (self.tile().n_tiles(m, rows), n_splits);
         if kernel.id == Id::MatmulHalf {
             let half = input.half(rec)?;
@@ -250,17 +318,17 @@ pub(crate) fn matmul_input(
 ) -> Result<(), Error> {
     let [m, dim] = input.dims("matmul")?;
     let [_, y_stride] = y.dims2("matmul", "y")?;
-    // Sums in one order cannot be split.
     let is_invariant = linear.batch_invariant || rec.batch_invariance() != BatchInvariance::Off;
     let plan = ProductPlan::new(rec.target(), &Linear { batch_invariant: is_invariant, ..*linear }, m, y_stride);
     let kernel = plan.kernel;
     input.expect_dim(kernel.name, linear.w.cols())?;
     check_loop(rec.target(), kernel.name, tile_rounds(plan.tier, dim), dim, "columns")?;
     linear.check(kernel, m, y)?;
-    if plan.n_splits == 1 {
+    let n_splits = plan.n_splits(linear);
+    if n_splits == 1 {
         return plan.record(rec, linear, input, y);
     }
-    let parts = rec.temporary("splits", &[m.saturating_mul(plan.n_splits), linear.w.rows()])?;
+    let parts = rec.temporary("splits", &[m.saturating_mul(n_splits), linear.w.rows()])?;
     let part = Linear { bias: None, activation: None, y_start: 0, accumulate: false, ..*linear };
     plan.record(rec, &part, input, &parts)?;
     split_sum(rec, &parts, linear.bias, linear.activation, linear.y_start, linear.accumulate, y)

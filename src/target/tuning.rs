@@ -50,9 +50,36 @@ pub struct Choice {
     /// Tier of the variant.
     pub tier: Tier,
     /// Invocations that share four rows of the matrix: a power of two up to 64, raised to the number of tokens side
-    /// by side. For `matmul` and `matmul_half`, rows of a tile: 16, 32, 64 or 128 (half for 8x8 matrices). For `mol`,
-    /// queries side by side in an invocation: 1, 2 or 4. In the `scalar` tier 1, except for `mol`.
+    /// by side. For `matmul` and `matmul_half`, rows of a tile: 16, 32, 64, 128 or 256 (half for 8x8 matrices). For
+    /// `mol`, queries side by side in an invocation: 1, 2 or 4. In the `scalar` tier 1, except for `mol`.
     pub size: u32,
+    /// How tiles of cooperative matrices are computed.
+    pub form: TileForm,
+}
+
+/// How a workgroup computes a tile by cooperative matrices. The bits are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TileForm {
+    /// By four subgroups, which wait for each other before and after they stage operands.
+    #[default]
+    Plain,
+    /// Operands are staged in one half of the memory while those in the other are multiplied.
+    TwoStages,
+    /// By eight subgroups: tiles of 128 and 256 rows.
+    EightSubgroups,
+}
+
+impl TileForm {
+    /// All forms, the simplest first.
+    pub const ALL: [TileForm; 3] = [TileForm::Plain, TileForm::TwoStages, TileForm::EightSubgroups];
+}
+
+impl Choice {
+    /// A choice of a plain form.
+    pub const fn new(tier: Tier, size: u32) -> Choice {
+        Choice { tier, size, form: TileForm::Plain }
+    }
 }
 
 impl Bucket {

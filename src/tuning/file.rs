@@ -14,7 +14,7 @@ use crate::device::DeviceInfo;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::shaders::{self, Tier, Variant};
-use crate::target::{Bucket, Choice, PlaceKey, Tuning};
+use crate::target::{Bucket, Choice, PlaceKey, TileForm, Tuning};
 use crate::tested::TestResults;
 use crate::tested::Tested;
 
@@ -50,6 +50,8 @@ struct ChoiceRow {
     tokens: u32,
     tier: String,
     size: u32,
+    #[serde(default)]
+    form: TileForm,
 }
 
 /// The device's file in the cache folder.
@@ -151,6 +153,7 @@ impl Tuning {
             tokens: bucket.tokens,
             tier: choice.tier.name().into(),
             size: choice.size,
+            form: choice.form,
         };
         let place = |(key, is_second): (&PlaceKey, bool)| PlaceRow {
             encoder: key.encoder.clone(),
@@ -212,11 +215,11 @@ fn known(content: TuningContent) -> Result<(Tuning, TestResults), String> {
         let (Some(kernel), Some(weight), Some(tier)) = (kernel, weight, tier) else {
             return Err(format!("unknown kernel {} {} in tier {}", row.kernel, row.weight, row.tier));
         };
-        if !row.size.is_power_of_two() || row.size > 128 {
-            return Err(format!("a size is {}, expected a power of two up to 128", row.size));
+        if !row.size.is_power_of_two() || row.size > 256 {
+            return Err(format!("a size is {}, expected a power of two up to 256", row.size));
         }
         let bucket = Bucket { kernel: kernel.name, weight, rows: row.rows, blocks: row.blocks, tokens: row.tokens };
-        tuning.choose(bucket, Some(Choice { tier, size: row.size }));
+        tuning.choose(bucket, Some(Choice { tier, size: row.size, form: row.form }));
     }
     for PlaceRow { encoder, second, tokens, texts, is_second } in content.places {
         tuning.put(PlaceKey { encoder, second, n_tokens: tokens, n_texts: texts }, is_second);

@@ -19,7 +19,7 @@ use crate::model::Weights;
 use crate::platform::{IS_BROWSER, unless_browser};
 use crate::recording::{Recording, Workspace};
 use crate::shaders::{Id, Kernel, Tier};
-use crate::target::{Bucket, Choice, Tuning};
+use crate::target::{Bucket, Choice, TileForm, Tuning};
 use crate::tensor::{Role, Tensor};
 
 /// Maximum time per bucket, including uploads and compilations.
@@ -45,6 +45,8 @@ pub struct Timed {
     pub tier: &'static str,
     /// [`Choice::size`].
     pub size: u32,
+    /// [`Choice::form`].
+    pub form: TileForm,
     /// Median seconds.
     pub seconds: f64,
 }
@@ -249,8 +251,8 @@ async fn measure(
     // Simpler choices come first, so each must clearly beat the best before it.
     let best = (1..medians.len()).fold(0, |best, i| if medians[i] < (1.0 - GAIN) * medians[best] { i } else { best });
     let timed = |i: usize| {
-        let Choice { tier, size } = measured[i].choice;
-        Timed { tier: tier.name(), size, seconds: medians[i] }
+        let Choice { tier, size, form } = measured[i].choice;
+        Timed { tier: tier.name(), size, form, seconds: medians[i] }
     };
     let row = TunedRow {
         kernel: bucket.kernel,
@@ -276,16 +278,17 @@ fn candidates(device: &Device, &MeasuredProduct { kernel, w, n_tokens, .. }: &Me
     let usual = usual(&target, kernel, w, n_tokens);
     let sizes: Vec<u32> = if is_tiled(kernel) {
         // Sizes of rows; `is_sound` decides which of them a tier has.
-        vec![16, 32, 64, 128]
+        vec![16, 32, 64, 128, 256]
     } else {
         (0..=6).map(|log| 1 << log).filter(|&lanes| lanes <= w.blocks().next_power_of_two()).collect()
     };
-    let shared = |tier| sizes.iter().map(move |&size| Choice { tier, size });
-    let all = [Choice { tier: Tier::Scalar, size: 1 }]
+    let shared = |tier| sizes.iter().map(move |&size| Choice::new(tier, size));
+    let formed = |choice| TileForm::ALL.map(|form| Choice { form, ..choice });
+    let all = [Choice::new(Tier::Scalar, 1)]
         .into_iter()
         .chain(shared(Tier::Baseline))
         .chain(shared(Tier::Subgroups))
-        .chain(shared(usual.tier).filter(|_| usual.tier.rounds_to_half()))
+        .chain(shared(usual.tier).filter(|_| usual.tier.rounds_to_half()).flat_map(formed))
         .filter(|choice| *choice != usual && is_sound(&target, kernel, w, *choice));
     std::iter::once(usual).chain(all).collect()
 }

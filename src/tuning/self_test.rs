@@ -24,7 +24,7 @@ use crate::kernels::{LowRank, add_lora, gate_up_lora, matvec_lora, up_gated_lora
 use crate::platform::{IS_BROWSER, MaybeSend, while_computing};
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
-use crate::target::{Choice, Tuning};
+use crate::target::{Choice, TileForm, Tuning};
 use crate::tensor::Tensor;
 
 /// What `record` records, once the self-test has nothing against its pipelines; `of` gives the recording.
@@ -263,7 +263,12 @@ impl Check<'_> {
         let others = step.kernel.variants.iter().filter(|v| v.weight == weight && v.label != step.variant.label);
         let mut banned = device.tested().banned();
         banned.extend(others.map(|variant| variant.label));
-        let tuning = Tuning::forcing(step.kernel, Choice { tier, size });
+        let tile_form = match (form.get("STAGES"), form.get("SUBGROUPS")) {
+            (Some(_), _) => TileForm::TwoStages,
+            (_, Some(_)) => TileForm::EightSubgroups,
+            _ => TileForm::Plain,
+        };
+        let tuning = Tuning::forcing(step.kernel, Choice { tier, size, form: tile_form });
         let mut rec = Recorder::new(device.target().with_tuning(tuning).without(banned));
         let outputs = record(&mut rec, &form)?;
         let recording = rec.finish(&mut Workspace::default());

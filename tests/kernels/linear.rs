@@ -17,7 +17,7 @@ use crate::{
     harness::{Want, execute},
 };
 #[cfg(not(target_arch = "wasm32"))]
-use tilewright::{Bucket, Choice, DType, Matrix, Role, Workspace};
+use tilewright::{Bucket, Choice, DType, Matrix, Role, TargetLimits, Workspace};
 
 /// T, N, K: rows of w are handled in fours, K in blocks of 32 shared by up to 64 invocations.
 const MATVEC: [[u32; 3]; 22] = [
@@ -541,12 +541,10 @@ fn products_of_non_finite_inputs_stay_non_finite() {
 
 /// A row of a batch-invariant product has the same bits in any tile (TILE), whether or not tiles cover the operands
 /// exactly (GUARDED), and with any number of rows; so do rows beside one that exceeds half precision, and that row
-/// itself.
+/// itself. The splits of a long K are the same for any number of rows.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
 fn product_rows_are_bit_equal_in_every_tile_and_batch() {
-    const ROWS: u32 = 257;
-    let [n, k] = [256u32, 288];
     for device in shared::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
         let sizes = match device.tier() {
             Tier::Scalar => vec![1],
@@ -559,13 +557,16 @@ fn product_rows_are_bit_equal_in_every_tile_and_batch() {
             Tier::Subgroups => Tier::Baseline,
             tier => tier,
         };
-        for weight in [WeightType::F32, WeightType::Q4_K] {
+        let short: (_, &[u32]) = ([256, 288], &[257, 128, 65, 1]);
+        let long: (_, &[u32]) = ([20, 4224], &[65, 17, 1]);
+        for (weight, ([n, k], counts)) in [(WeightType::F32, short), (WeightType::Q4_K, short), (WeightType::Q8_0, long)] {
+            let n_rows = counts[0];
             let mut source = Source::new(Inputs::Magnitudes, 5, false);
-            let sized = source.rows(ROWS, k);
+            let sized = source.rows(n_rows, k);
             source.inputs = Inputs::Student;
-            let mut x = source.rows(ROWS, k);
+            let mut x = source.rows(n_rows, k);
             // Every seventh row has another magnitude.
-            for row in (3..ROWS as usize).step_by(7) {
+            for row in (3..n_rows as usize).step_by(7) {
                 let own = row * k as usize..(row + 1) * k as usize;
                 x[own.clone()].copy_from_slice(&sized[own]);
             }
@@ -579,23 +580,29 @@ fn product_rows_are_bit_equal_in_every_tile_and_batch() {
                     logs(10).flat_map(|rows| logs(8).flat_map(move |b| logs(10).map(move |t| (rows, b, t))))
                 {
                     tuning
-                        .choose(Bucket { kernel: "matmul", weight, rows, blocks, tokens }, Some(Choice { tier, size }));
+                        .choose(Bucket { kernel: "matmul", weight, rows, blocks, tokens }, Some(Choice::new(tier, size)));
                 }
                 let device = device.with_tuning(tuning);
                 // In reverse, so that rows have other places in a tile than at first.
-                for m in [ROWS, 128, 65, 1] {
-                    let first = (ROWS - m) as usize;
+                for &m in counts {
+                    let first = (n_rows - m) as usize;
                     let matrix = Matrix::declare(&device.target(), "w", weight, n, k).expect("the matrix is valid");
                     matrix.upload(&device, &[bytes.as_slice()]).expect("the weights fit");
                     let x = device.upload("x", &[m, k], &x[first * k as usize..]).expect("x fits");
                     let bias = device.upload("bias", &[n], &bias).expect("the bias fits");
                     let y = Tensor::declare("y", Role::Activations, &[m, n], DType::F32).expect("y is valid");
-                    let mut rec = device.recorder();
+                    let target = device.target();
+                    // As real GPUs have them.
+                    let limits = TargetLimits { max_splits: 8, ..target.limits() };
+                    let mut rec = Recorder::new(target.with_limits(limits));
                     let activation = Some(Activation::Gelu(Gelu::Exact));
                     let linear =
                         Linear { bias: Some(&bias), activation, batch_invariant: true, ..Linear::new(&matrix) };
                     kernels::matmul(&mut rec, &linear, &x, &y).expect("the operands fit");
                     let recording = rec.finish(&mut Workspace::default());
+                    let is_split = k > 4096 && device.is_gpu() && tier != Tier::Scalar;
+                    let n_products = 1 + u32::from(is_split) + u32::from(tier.rounds_to_half() && weight != WeightType::F32);
+                    assert_eq!(recording.n_dispatches(), n_products as usize, "{:?} {weight}", device.tier());
                     device.run(&recording).expect("the product runs");
                     let found = common::block_on(device.read::<u32>(&y)).expect("y is readable");
                     let want = &reference.get_or_insert_with(|| found.clone())[first * n as usize..];

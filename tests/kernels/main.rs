@@ -310,9 +310,9 @@ fn every_tuning_choice_matches_oracle() {
     let Some(device) = shared::gpu(Some(Tier::Subgroups)).or_else(|| shared::gpu(Some(Tier::Baseline))) else { return };
     // A device skips kernels that its tier has no variant of.
     let Some(baseline) = shared::gpu(Some(Tier::Baseline)) else { return };
-    let together = |tier| (0..=6).map(move |log| Choice { tier, size: 1 << log });
-    let tiles = |tier| [64, 128].map(|size| Choice { tier, size });
-    let alone = Choice { tier: Tier::Scalar, size: 1 };
+    let together = |tier| (0..=6).map(move |log| Choice::new(tier, 1 << log));
+    let tiles = |tier| [64, 128].map(|size| Choice::new(tier, size));
+    let alone = Choice::new(Tier::Scalar, 1);
     let of_rows = together(Tier::Baseline).chain(together(Tier::Subgroups)).chain([alone]);
     let runs = of_rows.map(|choice| (&device, &["matvec", "gate_up"][..], choice));
     let of_tiles = tiles(Tier::Baseline).into_iter().chain([alone]).map(|choice| (&baseline, choice));

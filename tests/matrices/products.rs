@@ -9,11 +9,22 @@ const ACCUMULATE: u32 = 2;
 /// Invocations of an emulated subgroup.
 const SUBGROUP: u32 = 8;
 
+/// As in `ProductPlan`, with matrices of four.
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    rows: u32,
+    cols: u32,
+    /// Subgroups side by side.
+    across: u32,
+    /// All of them.
+    subgroups: u32,
+    stages: u32,
+}
+
 /// A product and its form.
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// Tile size, and subgroups side by side.
-    tile: [u32; 3],
+    tile: Tile,
     sizes: [u32; 3],
     flags: u32,
     guarded: bool,
@@ -27,10 +38,12 @@ fn matrix_unit_products_are_exact_for_every_tile() {
     let Some(gpu) = Gpu::open() else { return };
     let arrays = [("staged", "f16", 4), ("sums", "f32", 1), ("y", "f32", 1)];
     let module = gpu.module(emulated("matmul_half.F32.matrix16", SUBGROUP, &arrays));
-    // As in `ProductPlan`, with matrices of four.
-    let tiles = [[4, 64, 4], [8, 32, 4], [16, 16, 2], [32, 32, 2]];
-    for tile in tiles {
-        let [rows, cols, _] = tile;
+    let plain = |[rows, cols, across]: [u32; 3]| Tile { rows, cols, across, subgroups: 4, stages: 1 };
+    let plain = [[4, 64, 4], [8, 32, 4], [16, 16, 2], [32, 32, 2]].map(plain);
+    let in_stages = plain.map(|tile| Tile { stages: 2, ..tile });
+    let by_eight = [[32, 32, 4], [64, 32, 2]].map(|[rows, cols, across]| Tile { rows, cols, across, subgroups: 8, stages: 1 });
+    for tile in plain.into_iter().chain(in_stages).chain(by_eight) {
+        let Tile { rows, cols, .. } = tile;
         let exact =
             Case { tile, sizes: [2 * rows, 2 * cols, 96], flags: 0, guarded: false, scaled: false, n_splits: 1 };
         let ragged = Case { sizes: [2 * rows - 1, cols + 5, 64], guarded: true, ..exact };
@@ -52,21 +65,23 @@ fn matrix_unit_products_are_exact_for_every_tile() {
     }
 }
 
-/// Rows and columns of a tile, and subgroups side by side, as overrides.
-fn constants([rows, cols, across]: [u32; 3], guarded: bool) -> [(&'static str, f64); 5] {
+/// A tile as overrides.
+fn constants(Tile { rows, cols, across, subgroups, stages }: Tile, guarded: bool) -> [(&'static str, f64); 7] {
     assert!(rows.is_multiple_of(SIZE) && cols.is_multiple_of(SIZE * across));
     [
         ("ROWS", f64::from(rows)),
         ("COLS", f64::from(cols)),
         ("ACROSS", f64::from(across)),
         ("SUBGROUP", f64::from(SUBGROUP)),
+        ("SUBGROUPS", f64::from(subgroups)),
+        ("STAGES", f64::from(stages)),
         ("GUARDED", f64::from(u8::from(guarded))),
     ]
 }
 
 /// Runs a case and compares all of `y`.
 fn check(gpu: &Gpu, pipeline: &wgpu::ComputePipeline, case: Case) {
-    let Case { tile: [rows, cols, _], sizes: [m, n, k], flags, scaled, n_splits, .. } = case;
+    let Case { tile: Tile { rows, cols, .. }, sizes: [m, n, k], flags, scaled, n_splits, .. } = case;
     let (y_start, y_stride) = (4, n.next_multiple_of(4) + 8);
     let blocks = k / 32;
     let width = k.next_multiple_of(256);

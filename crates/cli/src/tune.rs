@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
+use tilewright::TileForm;
 use tilewright::load::ModelFile;
 use tilewright::tuning::{self, Timed};
 
@@ -42,18 +43,20 @@ pub fn tune(args: &TuneArgs) -> Result<(), CommandFailure> {
     let mut out = io::stdout().lock();
     writeln!(
         out,
-        "{:<8} {:<6} {:>8} {:>8} {:>8} {:>22} {:>10} {:>22} {:>10} {:>7} {:>10}",
+        "{:<8} {:<6} {:>8} {:>8} {:>8} {:>31} {:>10} {:>31} {:>10} {:>7} {:>10}",
         "kernel", "type", "rows", "blocks", "tokens", "usual", "us", "best", "us", "ratio", "candidates"
     )?;
     for row in &rows {
         let unit = if row.kernel.starts_with("matmul") { "tile" } else { "lanes" };
-        let show = |timed: &Timed| match timed.size {
-            1 => timed.tier.to_string(),
-            size => format!("{}, {unit} {size}", timed.tier),
+        let show = |timed: &Timed| match (timed.size, timed.form) {
+            (1, _) => timed.tier.to_string(),
+            (size, TileForm::Plain) => format!("{}, {unit} {size}", timed.tier),
+            (size, TileForm::TwoStages) => format!("{}, {unit} {size}, 2 stages", timed.tier),
+            (size, TileForm::EightSubgroups) => format!("{}, {unit} {size}, 8 subgroups", timed.tier),
         };
         writeln!(
             out,
-            "{:<8} {:<6} {:>8} {:>8} {:>8} {:>22} {:>10.1} {:>22} {:>10.1} {:>6.2}x {:>10}",
+            "{:<8} {:<6} {:>8} {:>8} {:>8} {:>31} {:>10.1} {:>31} {:>10.1} {:>6.2}x {:>10}",
             row.kernel,
             row.weight,
             row.rows,

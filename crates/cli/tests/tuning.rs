@@ -50,7 +50,7 @@ fn tokens(device: &Device, n: usize) -> Vec<u32> {
 }
 
 /// A choice that no heuristic makes.
-const ODD: Choice = Choice { tier: Tier::Baseline, size: 2 };
+const ODD: Choice = Choice::new(Tier::Baseline, 2);
 
 fn odd_tuning(device: &Device) -> Tuning {
     let mut tuning = device.tuning().clone();
@@ -115,7 +115,7 @@ fn tuned_choice_is_used_where_available() {
     let with = |tier, size| {
         let mut tuning = device.tuning().clone();
         let bucket = Bucket { kernel: "matvec", weight: WeightType::Q8_0, rows: 128, blocks: 4, tokens: 1 };
-        tuning.choose(bucket, Some(Choice { tier, size }));
+        tuning.choose(bucket, Some(Choice::new(tier, size)));
         device.with_tuning(tuning)
     };
     assert_eq!(label(&device), "matvec.Q8_0.t0");
@@ -322,7 +322,7 @@ fn tuning_is_fast_and_saved_and_does_not_change_tokens() {
         for kernel in ["matvec", "gate_up"] {
             for (rows, blocks) in (0..12).flat_map(|r| (0..6).map(move |b| (1 << r, 1 << b))) {
                 let bucket = Bucket { kernel, weight: WeightType::Q8_0, rows, blocks, tokens: 1 };
-                tuning.choose(bucket, Some(Choice { tier: Tier::Baseline, size: lanes }));
+                tuning.choose(bucket, Some(Choice::new(Tier::Baseline, lanes)));
             }
         }
         assert_eq!(tokens(&device.with_tuning(tuning), 64), want, "{lanes} lanes");

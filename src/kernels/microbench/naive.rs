@@ -18,5 +18,5 @@ pub fn matmul_naive(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor)
     x.expect_shape("matmul_naive", "x", &[n_tokens, linear.w.cols()])?;
     let grid = |rows: u32| (u64::from(rows.div_ceil(16)) * u64::from(n_tokens.div_ceil(16)), 1);
     let (tier, kernel) = (rec.target().tier(), &shaders::MATMUL_NAIVE);
-    linear.dispatch(rec, &DispatchPlan { tier, kernel, constants: Vec::new(), n_splits: 1 }, &[x], y, grid)
+    linear.dispatch(rec, &DispatchPlan { tier, kernel, constants: Vec::new(), split_blocks: None }, &[x], y, grid)
 }
