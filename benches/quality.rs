@@ -1,6 +1,5 @@
 //! Cost of quantisation: perplexity, and how often the most likely token equals that of the unquantised weights. Then
-//! the cost of rounding activations to bytes in decoding, the CPU's default unless a model is loaded as exact. Then
-//! the effect of the GPU's tiers on greedy texts.
+//! the effect of the GPU's tiers on greedy texts. `divergence.py` has the cost of rounding activations.
 //!
 //! Models come from the folder of test models. Texts are stories sampled from the built-in model: similar to all these
 //! models' training data, but written by none of the measured models. In the first table the CPU executor computes in
@@ -50,8 +49,6 @@ fn main() {
             report(file, Some((&path, base)), &texts, &logits(&load(&cpu, &path), &texts), &exact);
         }
     }
-    println!();
-    rounding(&folder, &stories);
     println!();
     tiers(&folder, &stories);
 }
@@ -109,45 +106,6 @@ fn greedy(model: &Model, prompt: &[u32], n: usize) -> Vec<u32> {
         ids.push(piece.expect("the recording runs").id);
     }
     ids
-}
-
-/// The same tokens one by one, with exact and with rounded activations.
-fn rounding(folder: &Path, stories: &[String]) {
-    let (cpu, rounding) = (Device::cpu(), pollster::block_on(Device::open(&DeviceChoice::Cpu, None)));
-    let rounding = rounding.expect("a CPU device");
-    let [exact, rounded, top] = ["exact", "rounded", "top-1 as exact"];
-    println!("{:<50} {:>8} {:>11} {:>11} {:>11} {top:>14}", "activations", "tokens", exact, rounded, "logits NMSE");
-    for file in MODELS.into_iter().flat_map(|(_, quantised)| quantised) {
-        let path = folder.join(file);
-        let model = load(&rounding, &path);
-        if !model.rounds() {
-            println!("skipped: no rounding on this processor");
-            return;
-        }
-        let texts = encode(&model, stories);
-        let (exact, rounded) = (decoded(&load(&cpu, &path), &texts), decoded(&model, &texts));
-        let pairs = || exact.iter().flatten().zip(rounded.iter().flatten());
-        let n_rows = pairs().count();
-        let n_same = pairs().filter(|(a, b)| best(a) == best(b)).count();
-        let (mut error, mut size) = (0.0, 0.0);
-        for (a, b) in pairs().flat_map(|(a, b)| a.iter().zip(b)) {
-            error += f64::from(a - b).powi(2);
-            size += f64::from(*a).powi(2);
-        }
-        let [before, after] = [&exact, &rounded].map(|logits| perplexity(&texts, logits));
-        let agreement = 100.0 * n_same as f64 / n_rows as f64;
-        println!("{file:<50} {n_rows:>8} {before:>11.3} {after:>11.3} {:>11.1e} {agreement:>12.2} %", error / size);
-    }
-}
-
-/// Logits after each token of each text, decoded one by one.
-fn decoded(model: &Model, texts: &[Vec<u32>]) -> Vec<Vec<Vec<f32>>> {
-    let of = |text: &Vec<u32>| {
-        let mut session = model.session().expect("the session fits");
-        let mut next = |id: &u32| pollster::block_on(session.logits(&[*id])).expect("the text fits");
-        text.iter().map(&mut next).collect()
-    };
-    texts.iter().map(of).collect()
 }
 
 /// The most likely token.

@@ -70,6 +70,8 @@ pub struct Linear<'a> {
     /// each block. `None`: as many as occupy the device where K is long and tiles are few. The `scalar` tier's own
     /// kernel has none.
     pub splits: Option<u32>,
+    /// Whether the operands keep their precision on a GPU whose tier rounds them to half.
+    pub full_precision: bool,
 }
 
 impl<'a> Linear<'a> {
@@ -84,6 +86,7 @@ impl<'a> Linear<'a> {
             accumulate: false,
             batch_invariant: false,
             splits: None,
+            full_precision: false,
         }
     }
 

@@ -20,7 +20,6 @@ use super::linear::{DispatchPlan, activated, operations, set, tuned, vector};
 use super::{Activation, Input, Linear, check_loop, fold, grid_parts};
 use crate::dtype::{BLOCK, WeightType};
 use crate::error::Error;
-use crate::matrix::Matrix;
 use crate::recording::{BatchInvariance, Recorder};
 use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
 use crate::shaders::params::{LinearParams, MatmulPlainParams, SplitSumParams};
@@ -144,11 +143,15 @@ pub(crate) fn is_tiled(kernel: &Kernel) -> bool {
 }
 
 /// The kernel that takes products of many rows with `w`: in half precision where the target rounds, unless weights are of
-/// 32 bits.
-pub(crate) fn product_kernel(target: &Target, w: &Matrix) -> &'static KernelOf<LinearParams> {
+/// 32 bits or the product keeps its precision.
+pub(crate) fn product_kernel(
+    target: &Target,
+    &Linear { w, full_precision, .. }: &Linear,
+) -> &'static KernelOf<LinearParams> {
     let has = |kernel, weight| target.tier_for(kernel, weight).rounds_to_half();
     let weight = w.weight().layout();
-    let rounds = weight != WeightType::F32
+    let rounds = !full_precision
+        && weight != WeightType::F32
         && w.cols().is_multiple_of(4)
         && has(&shaders::MATMUL_HALF, Some(weight))
         && has(&shaders::HALF_ROWS, None);
@@ -215,7 +218,7 @@ impl ProductPlan {
     /// For `m` rows of `x`, and rows of `y` as long as that.
     fn new(target: &Target, linear: &Linear, m: u32, y_stride: u32) -> ProductPlan {
         let w = linear.w;
-        let kernel = product_kernel(target, w);
+        let kernel = product_kernel(target, linear);
         // The splits of what is to be the same for any number of rows do not follow the tiles.
         let k = if linear.batch_invariant { 0 } else { w.cols() };
         let usual = || usual_tile(target, (kernel, Some(w.weight())), [m, w.rows(), k], w.cols().is_multiple_of(4));

@@ -173,7 +173,8 @@ impl ExpertWeights {
         };
         let down_bias = vec![("ffn_down_exps".to_owned(), RowPlaces::from(0), experts.n * dim)];
         Ok(ExpertWeights {
-            logits: Stack::declare(target, source, prefix, &logits, dim)?,
+            // Rounded scores would choose other experts.
+            logits: Stack::declare(target, source, prefix, &logits, dim)?.in_full_precision(),
             choice_bias: match experts.choice_bias {
                 true => Some(table(source, &format!("{prefix}exp_probs_b.bias"), &[experts.n])?),
                 false => None,

@@ -70,14 +70,14 @@ impl LoraDelta {
         let [n_tokens, _] = input.dims("matvec_lora")?;
         let inner = self.inner(rec, n_tokens)?;
         let low = self.low(&inner);
-        let of = |w, y_start| Linear { bias: stack.bias(), y_start, accumulate, ..Linear::new(w) };
+        let of = |w, y_start| Linear { y_start, accumulate, ..stack.linear(w) };
         if let Some((x, norm)) = input.folded(rec, stack.bias().is_some())? {
             matvec(rec, &Linear { norm, ..Linear::new(&self.a) }, &x, &inner)?;
             return stack
                 .matrices()
                 .try_for_each(|(w, y_start)| matvec_lora(rec, &Linear { norm, ..of(w, y_start) }, &low, &x, y));
         }
-        matmul_input(rec, &Linear::new(&self.a), input, &inner)?;
+        matmul_input(rec, &Linear { bias: None, ..stack.linear(&self.a) }, input, &inner)?;
         stack.matrices().try_for_each(|(w, y_start)| matmul_input(rec, &of(w, y_start), input, y))?;
         add_lora(rec, &low, y)
     }

@@ -122,6 +122,8 @@ pub struct Stack {
     bias: Option<Joined>,
     /// Bounds of inputs and outputs, if the file has any.
     bounds: Option<Box<Bounds>>,
+    /// [`Linear::full_precision`].
+    full_precision: bool,
     /// LoRA deltas.
     #[cfg(feature = "lora")]
     pub(super) delta: Option<super::lora::LoraDelta>,
@@ -287,9 +289,20 @@ impl Stack {
             parts,
             bias,
             bounds,
+            full_precision: false,
             #[cfg(feature = "lora")]
             delta: None,
         })
+    }
+
+    /// The same, whose products keep their precision where a target rounds to half.
+    pub(super) fn in_full_precision(self) -> Stack {
+        Stack { full_precision: true, ..self }
+    }
+
+    /// The product with one of the matrices.
+    pub(super) fn linear<'a>(&'a self, w: &'a Matrix) -> Linear<'a> {
+        Linear { bias: self.bias(), full_precision: self.full_precision, ..Linear::new(w) }
     }
 
     /// Records `y = x wᵀ (+ bias)`, or `y += ..`, with an optional norm of `x`.
@@ -323,7 +336,7 @@ impl Stack {
             return delta.record(rec, self, input, y, accumulate);
         }
         self.matrices().try_for_each(|(w, y_start)| {
-            Linear { bias: self.bias(), y_start, accumulate, ..Linear::new(w) }.record_input(rec, input, y)
+            Linear { y_start, accumulate, ..self.linear(w) }.record_input(rec, input, y)
         })
     }
 
@@ -341,7 +354,7 @@ impl Stack {
         let input = &mut Input::new(x);
         self.matrices().try_for_each(|(w, y_start)| {
             let activation = Some(activation);
-            Linear { bias: self.bias(), activation, y_start, ..Linear::new(w) }.record_input(rec, input, y)
+            Linear { activation, y_start, ..self.linear(w) }.record_input(rec, input, y)
         })
     }
 
@@ -387,7 +400,7 @@ impl Stack {
 
     /// A batch-invariant product: sums have one order for any number of rows.
     fn tiled<'a>(&'a self, w: &'a Matrix) -> Linear<'a> {
-        Linear { bias: self.bias(), batch_invariant: true, ..Linear::new(w) }
+        Linear { batch_invariant: true, ..self.linear(w) }
     }
 
     /// Matrices from top to bottom, and their first rows.

@@ -106,7 +106,7 @@ pub(crate) async fn tune_products(
     let of_prompts = weights
         .layer_products()
         .into_iter()
-        .map(|(_, w)| (&product_kernel(&device.target(), w).kernel, w, device.target().usual_max_pass()));
+        .map(|(_, w)| (&product_kernel(&device.target(), &Linear::new(w)).kernel, w, device.target().usual_max_pass()));
     let mut products: Vec<MeasuredProduct> = Vec::new();
     for (kernel, w, n_tokens) in weights.products().into_iter().map(|(kernel, w)| (kernel, w, 1)).chain(of_prompts) {
         let bucket = Bucket::of(kernel, w.weight(), [w.rows(), w.blocks(), n_tokens]);

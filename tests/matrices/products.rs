@@ -58,6 +58,9 @@ fn matrix_unit_products_are_exact_for_every_tile() {
             Case { flags: ACCUMULATE | BIAS, scaled: true, ..ragged },
             Case { sizes: [1, 1, 32], ..ragged },
         ];
+        // Other forms differ in the loop along K and in the parts of subgroups, not in what happens to sums.
+        let is_plain = tile.subgroups == 4 && tile.stages == 1;
+        let cases: Vec<Case> = cases.into_iter().filter(|case| is_plain || case.scaled == (case.flags != 0)).collect();
         for guarded in [false, true] {
             let pipeline = gpu.pipeline(&module, &constants(tile, guarded));
             cases.iter().filter(|case| case.guarded == guarded).for_each(|&case| check(&gpu, &pipeline, case));
