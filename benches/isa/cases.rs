@@ -153,11 +153,12 @@ impl Case {
         self.tier.matrix_size().is_some()
     }
 
-    /// Products per invocation in one round of the hot loop of a packed matrix with vectors: of a block of four rows,
-    /// or of two quads of them with each column.
+    /// Products per invocation in one round of the hot loop of a packed matrix with vectors: of a block of four rows
+    /// or a part of it, or of two quads of them with each column.
     pub fn products_per_round(&self) -> Option<u32> {
         let of_vectors = ["matvec", "gate_up", "expert_gate_up", "expert_down"].contains(&self.kernel);
-        of_vectors.then(|| if self.columns() > 1 { 4 * 8 * self.columns() } else { 4 * 32 })
+        let parts = self.constant("PARTS").map_or(1, |parts| parts as u32);
+        of_vectors.then(|| if self.columns() > 1 { 4 * 8 * self.columns() } else { 4 * 32 / parts })
     }
 
     /// Tokens that an invocation multiplies side by side.
