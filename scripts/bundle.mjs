@@ -1,11 +1,11 @@
 // Bundles what `tsc` has checked, for `scripts/build-web`:
 //
-//     node scripts/bundle.mjs package OUT    of npm/build/: index.js, both workers and the types that users need
+//     node scripts/bundle.mjs package OUT    of npm/build/: index.js, both workers, cpu.js and the types that users need
 //     node scripts/bundle.mjs page OUT       of www/: the page's scripts and its style; libraries are those of npm/
 //
 // Writes the notices of the bundled libraries beside them, THIRD-PARTY-NOTICES.txt.
 
-import { mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { dirname, join, posix } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -72,7 +72,10 @@ async function bundlePackage(out) {
   const from = join(repository, "npm/build");
   const results = [];
   // Names in the index are public; those of workers are never visible.
-  for (const [name, keepNames, plugins] of [["index", true, []], ["worker", false, []], ["speech-worker", false, [speechEngine]]]) {
+  const bundles = [["index", true, []], ["worker", false, []], ["speech-worker", false, [speechEngine]]];
+  // Where the toolchain builds its module.
+  if (existsSync(join(from, "tilewright_cpu.js"))) bundles.push(["cpu", false, []]);
+  for (const [name, keepNames, plugins] of bundles) {
     const settings = { ...COMMON, format: "esm", outdir: out, plugins: [hideImports, ...plugins], keepNames, write: false };
     const result = await esbuild.build({ ...settings, entryPoints: [join(from, `${name}.js`)] });
     for (const { path, text } of result.outputFiles) writeFileSync(path, text.replaceAll(HIDDEN_NAME, HIDDEN));

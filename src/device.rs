@@ -260,7 +260,7 @@ impl Device {
                 n => format!("CPU, {n} threads"),
             },
             backend: "cpu".into(),
-            driver: String::new(),
+            driver: if cfg!(target_feature = "relaxed-simd") { "relaxed SIMD".into() } else { String::new() },
             tier: "none".into(),
             reason,
             notices: Vec::new(),

@@ -5,6 +5,9 @@
 #[cfg_attr(not(target_arch = "wasm32"), path = "platform/native.rs")]
 mod system;
 
+#[cfg(any(test, all(target_arch = "wasm32", target_feature = "atomics")))]
+mod pool;
+
 pub use system::random_seed;
 pub(crate) use system::*;
 

@@ -5,6 +5,8 @@
 
 #[cfg(feature = "web")]
 mod bench;
+#[cfg(target_feature = "atomics")]
+mod cpu;
 #[cfg(feature = "web-device")]
 mod device;
 #[cfg(feature = "web")]

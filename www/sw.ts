@@ -3,7 +3,7 @@
 //     install     keep the version that the server has
 //     the page    from the server, so that a new version is seen at once; if no answer comes in time, the version that was kept last
 //     its files   from the version that their page is of if that is kept, else from the server, and never from another version;
-//                 those of speech are kept when they are first used
+//                 those of speech and of the CPU are kept when they are first used
 //
 // `scripts/build-web` writes into index.html which version it is. Models are the package's.
 
@@ -37,7 +37,7 @@ const FILE = /\.(?:js|css|wasm|svg|webmanifest)$|\/(?:icon-[\w-]+\.png|stories\.
 const REFERENCES = /(?:src=|href=|from\s*|import\s*\(?\s*|new URL\(\s*)["']([^"'#]+\.(?:js|css|wasm|svg|png|webmanifest|gguf|safetensors))["']/g;
 
 /** Files that few visits need, and that are large. */
-const LATER = /\/(?:speech-worker\.js|tilewright_speech_bg\.wasm)$/;
+const LATER = /\/(?:speech-worker\.js|tilewright_speech_bg\.wasm|cpu\.js|tilewright_cpu_bg\.wasm)$/;
 
 addEventListener("install", (event) => {
   (event as WaitingEvent).waitUntil(fetchPage().then(({ version }) => keep(version)));

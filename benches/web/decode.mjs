@@ -1,7 +1,7 @@
-// Tokens per second of a GGUF file in Chromium on the CPU, one thread: this package and the npm package `@wllama/wllama`, in
-// turns.
+// Tokens per second of a GGUF file in Chromium on the CPU: this package and the npm package `@wllama/wllama`, in turns, with
+// each number of threads.
 //
-//     scripts/build-web && node benches/web/decode.mjs FILE.gguf [rounds]
+//     scripts/build-web && node benches/web/decode.mjs FILE.gguf [rounds] [threads,..]
 //
 // wllama is fetched from npm. Prompts differ from round to round, so that nobody has read them before.
 
@@ -12,14 +12,15 @@ import { openBrowser } from "../../tests/web/browser.mjs";
 import { bytesInMemory, startServer } from "../../tests/web/server.mjs";
 import { median, scriptPage, serveWllama } from "./wllama.mjs";
 
-const [path, rounds = "7"] = process.argv.slice(2);
+const [path, rounds = "7", threads = "1"] = process.argv.slice(2);
 if (path === undefined) throw new Error("expected the path of a GGUF file");
 const N_DECODE = 32;
 const WORDS = "one day a cat and a dog went to the park to play with the red ball and the big tree was very happy";
 
-const tilewright = scriptPage(`
+const tilewright = (threads) => scriptPage(`
   import { Model } from "/npm/index.js";
-  const model = await Model.load(location.origin + "/files/model.gguf", { device: "cpu", cache: false, contextLength: 512 });
+  const model = await Model.load(location.origin + "/files/model.gguf", { device: "cpu", threads: ${threads}, cache: false, contextLength: 512 });
+  window.device = model.device;
   window.run = async (prompt, count) => {
     const times = [];
     const begin = performance.now();
@@ -28,10 +29,10 @@ const tilewright = scriptPage(`
   };
   window.count = async (prompt) => (await model.tokenize(prompt)).length;`);
 
-const wllama = scriptPage(`
+const wllama = (threads) => scriptPage(`
   import { Wllama } from "/files/wllama.js";
   const wllama = new Wllama({ default: location.origin + "/files/wllama.wasm" }, { suppressNativeLog: true });
-  await wllama.loadModelFromUrl(location.origin + "/files/model.gguf", { n_gpu_layers: 0, n_threads: 1, n_ctx: 512, useCache: false });
+  await wllama.loadModelFromUrl(location.origin + "/files/model.gguf", { n_gpu_layers: 0, n_threads: ${threads}, n_ctx: 512, useCache: false });
   window.run = async (prompt, count) => {
     const times = [];
     const begin = performance.now();
@@ -44,15 +45,18 @@ const server = await startServer();
 try {
   const version = serveWllama(server);
   server.files.set("model.gguf", bytesInMemory(readFileSync(path)));
-  server.files.set("tilewright.html", tilewright);
-  server.files.set("wllama.html", wllama);
   const browser = await openBrowser({ gpu: false });
   const contenders = [];
-  for (const [name, page] of [["tilewright", "tilewright"], [`wllama ${version}`, "wllama"]]) {
-    const view = await browser.context.newPage();
-    await view.goto(`${server.origin}/files/${page}.html`);
-    await view.waitForFunction(() => window.run !== undefined, undefined, { timeout: 120_000 });
-    contenders.push({ name, view, prefill: [], decode: [] });
+  for (const n of threads.split(",")) {
+    for (const [name, page] of [["tilewright", tilewright(n)], [`wllama ${version}`, wllama(n)]]) {
+      server.files.set("page.html", page);
+      const view = await browser.context.newPage();
+      await view.goto(`${server.isolatedOrigin}/files/page.html`);
+      await view.waitForFunction(() => window.run !== undefined, undefined, { timeout: 120_000 });
+      const device = await view.evaluate(() => window.device);
+      contenders.push({ name: `${name}, ${n} threads`, view, prefill: [], decode: [] });
+      if (device !== undefined) console.log(`tilewright: ${device.name}, ${device.driver}`);
+    }
   }
   const [{ view: counter }] = contenders;
   for (let round = 0; round <= Number(rounds); round++) {
@@ -73,9 +77,9 @@ try {
     const cells = ["prefill", "decode"].map((part) => {
       const values = contender[part];
       const ratio = median(base[part]) / median(values);
-      return `${part} ${median(values).toFixed(1)} (${Math.min(...values).toFixed(1)} to ${Math.max(...values).toFixed(1)}), tilewright ${ratio.toFixed(2)}x`;
+      return `${part} ${median(values).toFixed(1)} (${Math.min(...values).toFixed(1)} to ${Math.max(...values).toFixed(1)}), ${base.name} ${ratio.toFixed(2)}x`;
     });
-    console.log(`${contender.name.padEnd(16)} ${cells.join("   ")}`);
+    console.log(`${contender.name.padEnd(24)} ${cells.join("   ")}`);
   }
 } finally {
   await server.stop();

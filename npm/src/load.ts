@@ -14,11 +14,11 @@ type ConnectionOptions = Pick<CommonLoadOptions, "on" | "fetch" | "onProgress" |
 /** Loads in the worker of `on`, or in a new one. `own`: the arguments of this call alone. */
 export async function loadInto<K extends LoadName>(
   call: K, source: SourceSpec, own: Omit<Calls[K]["args"], keyof CommonRequest>,
-  { signal, shared = false, device, tier, cache = true, verify = true, subgroups, ...options }: CommonLoadOptions,
+  { signal, shared = false, device, tier, cache = true, verify = true, subgroups, threads, ...options }: CommonLoadOptions,
 ): Promise<Parts<Calls[K]["reply"]>> {
   signal?.throwIfAborted();
   const { on, fetch, onNotice } = options;
-  const common: CommonRequest = { source, ...placeOf({ on, device, tier, subgroups }), cache, verify, ownFetch: fetch !== undefined };
+  const common: CommonRequest = { source, ...placeOf({ on, device, tier, subgroups, threads }), cache, verify, ownFetch: fetch !== undefined };
   if (shared && canShare) {
     const isNamed = source.kind === "builtin" || source.kind === "folder" || (source.kind === "files" && source.files.every(({ kind }) => kind === "url"));
     ensure(isNamed, "option", "shared is for what other tabs can load too, expected an address as the source");
@@ -46,11 +46,12 @@ export async function callOnce<K extends "inspect" | "prefetch" | "devices">(
 }
 
 /** The requested device. Throws `option` for both a device to share and options of a new one. */
-export function placeOf({ on, device, tier, subgroups }: KeptOptions): Pick<CommonRequest, "device" | "on"> {
-  const [given] = Object.entries({ device, tier, subgroups }).find(([, value]) => value !== undefined) ?? [];
+export function placeOf({ on, device, tier, subgroups, threads }: KeptOptions): Pick<CommonRequest, "device" | "on"> {
+  const [given] = Object.entries({ device, tier, subgroups, threads }).find(([, value]) => value !== undefined) ?? [];
   ensure(on === undefined || given === undefined,
     "option", `${given} is given besides \`on\`, whose device is taken, expected one of them`);
-  return { device: { choice: device ?? "auto", subgroups: subgroups ?? true, ...defined({ tier }) }, ...defined({ on: on?.connection.target }) };
+  ensure(threads === undefined || (Number.isInteger(threads) && threads >= 1), "option", `threads is ${threads}, expected a whole number from 1`);
+  return { device: { choice: device ?? "auto", subgroups: subgroups ?? true, ...defined({ tier, threads }) }, ...defined({ on: on?.connection.target }) };
 }
 
 /** A connection to a new object: one of all tabs, or in the worker of `on`, or in a new one. */

@@ -18,7 +18,7 @@ type Names<Options> = Readonly<Record<keyof Options, true | readonly number[]>>;
 
 const TEXTS: Names<TextsOptions> = { signal: true, onProgress: true };
 const PROMPT: Names<PromptOptions> = { prompt: true };
-const DEVICE: Names<KernelOptions> = { device: true, tier: true, subgroups: true, onNotice: true };
+const DEVICE: Names<KernelOptions> = { device: true, tier: true, subgroups: true, threads: true, onNotice: true };
 const PLACE: Names<KeptOptions> = { ...DEVICE, on: true };
 const HUB: Names<HubOptions> = { revision: true, token: true, headers: true, endpoint: true };
 const SOURCE: Names<SourceOptions> = { ...HUB, sha256: true };
@@ -41,7 +41,7 @@ const KEEP: Names<{ keep?: boolean }> = { keep: true };
 
 /** The option names of each call. */
 export const OPTIONS = {
-  "configure": { workerUrl: true, wasmUrl: true, textWasmUrl: true, speechWorkerUrl: true, speechWasmUrl: true } satisfies Names<ConfigureOptions>,
+  "configure": { workerUrl: true, wasmUrl: true, textWasmUrl: true, cpuUrl: true, cpuWasmUrl: true, speechWorkerUrl: true, speechWasmUrl: true } satisfies Names<ConfigureOptions>,
   "Model.load": LOAD_MODEL,
   "Model.builtin": LOAD_MODEL,
   "Model.inspect": {

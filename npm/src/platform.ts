@@ -28,6 +28,20 @@ export function besidePackage(name: string): URL {
   return new URL(name, String(import.meta.url));
 }
 
+/** Whether browsers refuse a worker of this address, because of its origin. Deno never does. */
+export function isForeign(url: string): boolean {
+  return !("Deno" in globalThis) && /^https?:/.test(url) && new URL(url).origin !== globalThis.origin;
+}
+
+/** An address that a worker can be started from: of a script of another origin, a module of this one that imports it. */
+export function startable(script: string): { url: string; isBlob: boolean; revoke(): void } {
+  if (!isForeign(script)) {
+    return { url: script, isBlob: false, revoke: () => {} };
+  }
+  const url = URL.createObjectURL(new Blob([`import ${JSON.stringify(script)};`], { type: "text/javascript" }));
+  return { url, isBlob: true, revoke: () => URL.revokeObjectURL(url) };
+}
+
 /** The argument of a WASM module's `init`: an address, or bytes in Node; `undefined`: the file beside the worker. */
 export async function wasmAt(url: string | undefined, name: string): Promise<string | Uint8Array<ArrayBuffer> | undefined> {
   const file = isNode ? url ?? besidePackage(name).href : undefined;

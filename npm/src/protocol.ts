@@ -63,6 +63,8 @@ export interface DeviceRequest {
   choice: DeviceChoice;
   tier?: Tier;
   subgroups: boolean;
+  /** Of the CPU. */
+  threads?: number;
 }
 
 export interface CommonRequest {
@@ -267,7 +269,7 @@ export type FetchFromWorker =
 /** From the caller's thread to the worker. The caller chooses the number of a call's target. */
 export type ToWorker =
   /** Addresses of the WASM modules, if not beside the worker; sent before any call. `wasm`: the engine of this worker. */
-  | { type: "files"; wasm: string | undefined; textWasm: string | undefined }
+  | { type: "files"; wasm: string | undefined; textWasm: string | undefined; cpu: string | undefined; cpuWasm: string | undefined }
   | FetchToWorker & { target: number }
   | { type: "call"; id: number; target: number; name: CallName; args: Calls[CallName]["args"] }
   | { type: "abort"; id: number }

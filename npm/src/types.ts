@@ -39,6 +39,11 @@ export interface KernelOptions {
   tier?: Tier;
   /** Whether to use subgroup operations where the browser has them. Default `true`. */
   subgroups?: boolean;
+  /**
+   * Threads of the CPU, if it runs there, at least 1. Pages that are not isolated from other origins have one. Default: as
+   * many as there are processors.
+   */
+  threads?: number;
   /** Called for decisions that a user may want to know, such as the CPU in place of a GPU. */
   onNotice?: (notice: Notice) => void;
 }
@@ -211,6 +216,8 @@ export interface Progress {
 export type NoticeCode =
   /** The model runs on the CPU although the caller allowed a GPU. */
   | "cpu_fallback"
+  /** The engine for the CPU does without its own module, or without some threads. */
+  | "cpu_slow"
   /** The device was lost; another was opened, and the model was loaded again. */
   | "device_rebuilt"
   /** A download is not stored: no storage, not enough room, or another tab is writing the same file. */
@@ -796,7 +803,7 @@ export interface DeviceInfo {
   /** The adapter's name, or the CPU's. */
   name: string;
   backend: "webgpu" | "cpu";
-  /** Driver or browser, if reported. */
+  /** Driver or browser, if reported; on the CPU `relaxed SIMD`, where its own module runs. */
   driver: string;
   /** The family of kernels in use. */
   tier: string;
@@ -992,6 +999,10 @@ export interface ConfigureOptions {
   wasmUrl?: string | URL | undefined;
   /** `tilewright_text_bg.wasm`, constraints and output parsing, which is fetched on first use. */
   textWasmUrl?: string | URL | undefined;
+  /** `cpu.js`, the script of the engine for the CPU, which is fetched where there is no GPU. */
+  cpuUrl?: string | URL | undefined;
+  /** `tilewright_cpu_bg.wasm`, its module. */
+  cpuWasmUrl?: string | URL | undefined;
   /** `speech-worker.js`, the worker of transcribers. */
   speechWorkerUrl?: string | URL | undefined;
   /** `tilewright_speech_bg.wasm`, the engine of transcribers. */

@@ -7,19 +7,30 @@ import initEngine from "./tilewright.js";
 /** Modules that were started. */
 const started = new Set<WasmModule>();
 
+/** What a module's `init` gives. */
+type Started = { memory: WebAssembly.Memory };
+
+/** Starts another module, whose `init` it returns; `undefined` where there can be none. */
+export type Start = () => Promise<(() => Promise<Started>) | undefined>;
+
 export class WasmModule {
   /** Its address, if it is not beside the worker. */
   url: string | undefined;
   #started: Promise<void> | undefined;
+  /** Of a module that was started in its place. */
+  #other: (() => Promise<Started>) | undefined;
 
   /** `file`: its name beside the worker. */
   constructor(private readonly what: string, public file: string, private readonly init: typeof initEngine) {}
 
-  /** Starts it once. After a failure the next use tries again. */
-  async start(): Promise<void> {
+  /** Starts it once, or another one in its place. After a failure the next use tries again. */
+  async start(inPlace?: Start): Promise<void> {
     this.#started ??= (async () => {
-      const other = await wasmAt(this.url, this.file);
-      await (other === undefined ? this.init() : this.init({ module_or_path: other }));
+      this.#other = await inPlace?.();
+      if (this.#other === undefined) {
+        const given = await wasmAt(this.url, this.file);
+        await (given === undefined ? this.init() : this.init({ module_or_path: given }));
+      }
       started.add(this);
     })();
     try {
@@ -33,7 +44,7 @@ export class WasmModule {
 
   /** Bytes of its memory, after its start. */
   async memoryBytes(): Promise<number> {
-    return (await this.init()).memory.buffer.byteLength;
+    return (await (this.#other ?? this.init)()).memory.buffer.byteLength;
   }
 }
 

@@ -5,7 +5,7 @@ import { Connection, type CallOptions } from "./connection.js";
 import { ensure, fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
 import { cancelling } from "./helpers.js";
-import { besidePackage, importHidden, isNode } from "./platform.js";
+import { besidePackage, importHidden, isForeign, isNode, startable } from "./platform.js";
 import type { CallName, Calls, FromWorker, ToTarget, ToWorker } from "./protocol.js";
 
 interface Thread {
@@ -132,8 +132,10 @@ class WorkerHost {
       onFailure: (reason) => host.#end(new TilewrightError("worker_crashed", reason)),
     });
     await ready;
-    const { wasmUrl, textWasmUrl, speechWasmUrl } = fileUrls();
-    host.#thread.post({ type: "files", wasm: kind === "speech" ? speechWasmUrl : wasmUrl, textWasm: textWasmUrl });
+    const { wasmUrl, textWasmUrl, speechWasmUrl, cpuUrl, cpuWasmUrl } = fileUrls();
+    host.#thread.post({
+      type: "files", wasm: kind === "speech" ? speechWasmUrl : wasmUrl, textWasm: textWasmUrl, cpu: cpuUrl, cpuWasm: cpuWasmUrl,
+    });
     host.#thread.keepAlive(false);
     return host;
   }
@@ -282,14 +284,11 @@ function startWorker(kind: WorkerKind, { onMessage, onFailure }: ThreadEvents): 
   const { file, given } = workerFile(kind);
   const beside = besidePackage(file).href;
   const other = given ?? (isForeign(beside) ? beside : undefined);
-  // A module of the page's own origin that imports the other one.
-  const blob = other !== undefined && isForeign(other)
-    ? URL.createObjectURL(new Blob([`import ${JSON.stringify(other)};`], { type: "text/javascript" })) : undefined;
-  const revoke = (): void => blob === undefined ? undefined : URL.revokeObjectURL(blob);
+  const { url, isBlob, revoke } = other === undefined ? { isBlob: false, revoke: () => {} } : startable(other);
   let worker: Worker;
   try {
     // Bundlers look for exactly these expressions.
-    worker = other !== undefined ? new Worker(blob ?? other, { type: "module" })
+    worker = url !== undefined ? new Worker(url, { type: "module" })
       : kind === "speech" ? new Worker(new URL("./speech-worker.js", import.meta.url), { type: "module" })
       : new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   } catch (error) {
@@ -302,17 +301,12 @@ function startWorker(kind: WorkerKind, { onMessage, onFailure }: ThreadEvents): 
   worker.addEventListener("error", (event) => {
     event.preventDefault();
     revoke();
-    onFailure(event.message ? `the worker with the engine failed: ${event.message}` : unloadable(file, other, blob));
+    onFailure(event.message ? `the worker with the engine failed: ${event.message}` : unloadable(file, other, isBlob));
   });
   return { post: (message, transfer = []) => worker.postMessage(message, transfer), terminate: () => worker.terminate(), keepAlive: () => {} };
 }
 
-/** Whether browsers refuse a worker of this address, because of its origin. Deno never does. */
-function isForeign(url: string): boolean {
-  return !("Deno" in globalThis) && /^https?:/.test(url) && new URL(url).origin !== globalThis.origin;
-}
-
-function unloadable(file: string, url: string | undefined, blob: string | undefined): string {
+function unloadable(file: string, url: string | undefined, isBlob: boolean): string {
   const what = "the worker with the engine could not be loaded";
   if (url === undefined && besidePackage("").pathname.includes("/.vite/")) {
     return `${what}; before version 8, Vite needs \`optimizeDeps: { exclude: ["tilewright"] }\` in its configuration`;
@@ -320,7 +314,7 @@ function unloadable(file: string, url: string | undefined, blob: string | undefi
   if (url === undefined) {
     return `${what}; check that ${file} is served beside the package, or say where it is with configure({ ${file === "worker.js" ? "workerUrl" : "speechWorkerUrl"} })`;
   }
-  return blob === undefined
+  return !isBlob
     ? `${what} from ${url}`
     : `${what} from ${url}; its server must allow that (CORS), and a Content Security Policy needs \`worker-src blob: ${new URL(url).origin}\``;
 }

@@ -21,6 +21,7 @@ const ORDER = [
   "protocol",
   "fetching",
   "tilewright",
+  "tilewright_cpu",
   "tilewright_text",
   "tilewright_speech",
 
@@ -44,6 +45,8 @@ const ORDER = [
   "spec",
 
   // What the worker runs.
+  "classes",
+  "cpu",
   "wasm",
   "text-module",
   "output-parser",
@@ -53,6 +56,7 @@ const ORDER = [
   "worker/turns",
   "worker/registry",
   "worker/progress",
+  "worker/cpu-engine",
   "worker/files",
   "worker/place",
   "worker/handles",

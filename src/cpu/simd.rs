@@ -1223,7 +1223,7 @@ mod simd128 {
         let magnitude = i32x4_shl(v128_and(bits, u32x4_splat(0x7fff)), 13);
         let value = f32x4_mul(magnitude, f32x4_splat(f32::from_bits((127 + 112) << 23)));
         // Infinities and NaNs keep the highest exponent.
-        let is_finite = u32x4_lt(magnitude, u32x4_splat(0x7c00 << 13));
+        let is_finite = i32x4_lt(magnitude, i32x4_splat(0x7c00 << 13));
         let value = v128_or(value, v128_andnot(u32x4_splat(0x7f80_0000), is_finite));
         v128_or(value, i32x4_shl(v128_and(bits, u32x4_splat(0x8000)), 16))
     }

@@ -1,10 +1,10 @@
-//! Work shared out over the processor's threads; on the web there is one.
+//! Work shared out over the processor's threads; on the web the module for GPUs has one.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::error::Error;
-use crate::platform::{self, IS_BROWSER, MaybeSend, Threads};
+use crate::platform::{self, KERNELS_SHARE, MaybeSend, Threads};
 
 /// Operations below which a kernel stays on the calling thread: waking the others takes longer than this work.
 const PARALLEL_OPS: usize = 1 << 16;
@@ -45,7 +45,7 @@ pub(crate) fn for_each_chunk<T: Send>(
     ops: usize,
     work: impl Fn(usize, &mut [T]) + Sync + Send,
 ) {
-    if !IS_BROWSER && ops >= PARALLEL_OPS && y.len() > chunk_len {
+    if KERNELS_SHARE && ops >= PARALLEL_OPS && y.len() > chunk_len {
         return platform::for_each_chunk(y, chunk_len, &work);
     }
     y.chunks_mut(chunk_len).enumerate().for_each(|(i, chunk)| work(i, chunk));
@@ -101,7 +101,7 @@ pub(super) fn for_each_tile<S: Default>(
         let first = unsafe { matrix.0.add(row * stride + range.start + column) };
         Tile { first, stride, rows, columns, matrix: PhantomData }
     };
-    if !IS_BROWSER && ops >= PARALLEL_OPS && down * across > 1 {
+    if KERNELS_SHARE && ops >= PARALLEL_OPS && down * across > 1 {
         let (work, tile) = (&work, &tile);
         return platform::for_each_number(down * across, &|| {
             let mut scratch = S::default();

@@ -5,7 +5,7 @@
 //! subgroups, so tiers that need them are refused, and compiles more slowly. wgpu's feature `static-dxc` would
 //! include DXC. It is off because its build script downloads a prebuilt library, for `x86_64` and MSVC only.
 
-use std::sync::OnceLock;
+use std::sync::Once;
 
 #[cfg(target_arch = "wasm32")]
 use crate::error::Error;
@@ -202,13 +202,13 @@ fn tier_name<S: serde::Serializer>(tier: &Tier, serializer: S) -> Result<S::Ok, 
 /// All adapters in the order of [`Power::High`], then of the backends. If `TILEWRIGHT_NO_GPU` is set, none, and no
 /// driver is loaded: for tests on machines whose adapter must not be tested.
 pub async fn adapters() -> Vec<AdapterReport> {
-    /// Never dropped or used. Dropping the last instance unloads the driver, and some drivers then crash threads
+    /// An instance is never dropped. Dropping the last one unloads the driver, and some drivers then crash threads
     /// that used them when these exit.
-    static KEPT: OnceLock<wgpu::Instance> = OnceLock::new();
+    static KEPT: Once = Once::new();
     if std::env::var_os("TILEWRIGHT_NO_GPU").is_some() {
         return Vec::new();
     }
-    KEPT.get_or_init(|| instance(wgpu::Backends::PRIMARY));
+    KEPT.call_once(|| std::mem::forget(instance(wgpu::Backends::PRIMARY)));
     let mut reports: Vec<AdapterReport> = instance(wgpu::Backends::PRIMARY)
         .enumerate_adapters(wgpu::Backends::PRIMARY)
         .await

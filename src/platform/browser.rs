@@ -1,4 +1,4 @@
-//! Browsers, without threads and files. See `native.rs` for the functions.
+//! Browsers, without files, and with threads only in the module whose memory they can share. See `native.rs` for the functions.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -13,6 +13,8 @@ use std::time::Duration;
 use wasm_bindgen::JsCast;
 
 pub(crate) const IS_BROWSER: bool = true;
+
+pub(crate) const KERNELS_SHARE: bool = cfg!(target_feature = "atomics");
 
 /// The rest of 32-bit addresses is for the program, file headers, and bytes in transit.
 pub(crate) const ADDRESSABLE_BYTES: Option<u64> = Some((1 << 32) - (256 << 20));
@@ -115,15 +117,42 @@ impl Threads {
     }
 }
 
+/// The threads that share the module's memory.
+#[cfg(target_feature = "atomics")]
+pub(crate) static POOL: super::pool::Pool = super::pool::Pool::new();
+
 pub(crate) fn n_pool_threads() -> usize {
+    #[cfg(target_feature = "atomics")]
+    return POOL.threads();
+    #[cfg(not(target_feature = "atomics"))]
     1
 }
 
-pub(crate) fn for_each_chunk<T>(y: &mut [T], chunk_len: usize, work: &dyn Fn(usize, &mut [T])) {
+pub(crate) fn for_each_chunk<T: Send>(y: &mut [T], chunk_len: usize, work: &(dyn Fn(usize, &mut [T]) + Sync)) {
+    #[cfg(target_feature = "atomics")]
+    {
+        struct Shared<T>(*mut T);
+        // SAFETY: it stands for a slice that is borrowed as a whole, of which each thread has chunks of its own.
+        unsafe impl<T: Send> Sync for Shared<T> {}
+
+        let (len, all) = (y.len(), &Shared(y.as_mut_ptr()));
+        POOL.for_each_number(len.div_ceil(chunk_len), &|| {
+            Box::new(move |i| {
+                let first = i * chunk_len;
+                // SAFETY: numbers are below the number of chunks and come once each.
+                let chunk = unsafe { std::slice::from_raw_parts_mut(all.0.add(first), chunk_len.min(len - first)) };
+                work(i, chunk);
+            })
+        });
+    }
+    #[cfg(not(target_feature = "atomics"))]
     y.chunks_mut(chunk_len).enumerate().for_each(|(i, chunk)| work(i, chunk));
 }
 
-pub(crate) fn for_each_number<'a>(n: usize, worker: &dyn Fn() -> Box<dyn FnMut(usize) + 'a>) {
+pub(crate) fn for_each_number<'a>(n: usize, worker: &(dyn Fn() -> Box<dyn FnMut(usize) + 'a> + Sync)) {
+    #[cfg(target_feature = "atomics")]
+    POOL.for_each_number(n, worker);
+    #[cfg(not(target_feature = "atomics"))]
     (0..n).for_each(worker());
 }
 

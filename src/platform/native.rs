@@ -16,6 +16,9 @@ use rayon::prelude::*;
 /// except what an `async` function awaits, see [`unless_browser`].
 pub(crate) const IS_BROWSER: bool = false;
 
+/// Whether kernels share work out to threads; in browsers, those of one module do.
+pub(crate) const KERNELS_SHARE: bool = true;
+
 /// Memory that addresses leave for a model, if they are the limit.
 pub(crate) const ADDRESSABLE_BYTES: Option<u64> = None;
 

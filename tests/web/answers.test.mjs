@@ -452,7 +452,7 @@ test("Chromium: the module for answers is fetched when it is first needed, once,
       await globalThis.model.generate("Once", { maxTokens: 4 }).text();
     });
     const before = fetched.filter((path) => path.endsWith(".wasm"));
-    assert.deepEqual(before, ["/npm/tilewright_bg.wasm"]);
+    assert.deepEqual(before, ["/npm/tilewright_cpu_bg.wasm"]);
     const heaps = await page.evaluate(async () => {
       const { model } = globalThis;
       const heaps = [(await model.memory()).wasmHeapBytes];

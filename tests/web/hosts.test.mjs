@@ -72,10 +72,10 @@ async function started(folder, program, args, use) {
 
 test("the tarball has what is needed, and little else", (t) => {
   const names = tarball.files.map((file) => file.path);
-  for (const name of ["package.json", "README.md", "LICENSE-MIT", "LICENSE-APACHE", ...["index.js", "index.d.ts", "worker.js", "tilewright_bg.wasm", "tilewright_text_bg.wasm", "speech-worker.js", "tilewright_speech_bg.wasm", "stories.gguf"].map((name) => `dist/${name}`)]) {
+  for (const name of ["package.json", "README.md", "LICENSE-MIT", "LICENSE-APACHE", ...["index.js", "index.d.ts", "worker.js", "tilewright_bg.wasm", "tilewright_text_bg.wasm", "speech-worker.js", "tilewright_speech_bg.wasm", "cpu.js", "tilewright_cpu_bg.wasm", "stories.gguf"].map((name) => `dist/${name}`)]) {
     assert.ok(names.includes(name), `${name} is missing`);
   }
-  assert.deepEqual(names.filter((name) => /\.js$/.test(name)), ["dist/index.js", "dist/speech-worker.js", "dist/worker.js"]);
+  assert.deepEqual(names.filter((name) => /\.js$/.test(name)), ["dist/cpu.js", "dist/index.js", "dist/speech-worker.js", "dist/worker.js"]);
   assert.deepEqual(names.filter((name) => /\.ts$/.test(name) && !/\.d\.ts$/.test(name)), [], "TypeScript sources");
   const { size } = statSync(tarball.path);
   t.diagnostic(`tarball ${(size / 1e6).toFixed(2)} MB, unpacked ${(tarball.unpackedSize / 1e6).toFixed(2)} MB, ${names.length} files`);
@@ -164,7 +164,7 @@ inProject("esbuild, with the worker where `configure` says", async () => {
   copyPackage(join(out, "files"));
   await served(out, async ({ url, paths }) => {
     await shows(url);
-    assert.deepEqual(paths.filter((path) => path.startsWith("/files/")).sort(), ["/files/stories.gguf", "/files/tilewright_bg.wasm", "/files/worker.js"]);
+    assert.deepEqual(paths.filter((path) => path.startsWith("/files/")).sort(), ["/files/cpu.js", "/files/stories.gguf", "/files/tilewright_cpu_bg.wasm", "/files/worker.js"]);
   });
 });
 
@@ -332,7 +332,7 @@ test("another origin: from a CDN, under a strict Content Security Policy", limit
 
 test("configure: the worker on one origin, its WASM on others", limited, async () => {
   const wasm = makeProject(join(root, "wasm"), {});
-  for (const [name, as] of [["tilewright_bg", "engine"], ["tilewright_text_bg", "text"]]) cpSync(join(repository, `npm/dist/${name}.wasm`), join(wasm, `${as}.wasm`));
+  for (const [name, as] of [["tilewright_bg", "engine"], ["tilewright_cpu_bg", "cpu"], ["tilewright_text_bg", "text"]]) cpSync(join(repository, `npm/dist/${name}.wasm`), join(wasm, `${as}.wasm`));
   // Under the example's policy, a worker of another origin may not start.
   const folder = makeProject(join(root, "configured"), { files: { "index.html": HTML, "main.js": "" } });
   copyPackage(join(folder, "tilewright"));
@@ -340,20 +340,24 @@ test("configure: the worker on one origin, its WASM on others", limited, async (
     const page = await chromium.open(url);
     const found = await page.evaluate(async ([workers, modules]) => {
       const { configure, Model } = await import("./tilewright/index.js");
-      configure({ workerUrl: `${workers}worker.js`, wasmUrl: `${modules}nowhere.wasm` });
+      configure({ workerUrl: `${workers}worker.js`, wasmUrl: `${modules}nowhere.wasm`, cpuWasmUrl: `${modules}nowhere-either.wasm` });
       const missing = await Model.builtin({ device: "cpu" }).then(() => "nothing", ({ code, message }) => [code, message]);
       configure({ wasmUrl: `${modules}engine.wasm`, textWasmUrl: new URL(`${modules}text.wasm`) });
+      const usual = await Model.builtin({ device: "cpu" });
+      configure({ cpuWasmUrl: `${modules}cpu.wasm` });
       const model = await Model.builtin({ device: "cpu" });
+      const drivers = [usual, model].map(({ device }) => device.driver);
       const text = await model.generate("Once upon a time", { maxTokens: 24 }).text();
       const digits = await model.generate("Once", { responseFormat: { type: "regex", pattern: "[0-9]{4}" } }).text();
-      return { missing, text, digits };
+      return { missing, drivers, text, digits };
     }, [workers.url, modules.url]);
     assert.equal(found.missing[0], "network");
     assert.match(found.missing[1], /nowhere\.wasm/);
+    assert.deepEqual(found.drivers, ["", "relaxed SIMD"]);
     assert.match(found.text, STORY);
     assert.match(found.digits, /^[0-9]{4}$/);
-    assert.deepEqual(modules.paths, ["/nowhere.wasm", "/engine.wasm", "/text.wasm"]);
-    assert.deepEqual([...new Set(workers.paths)].sort(), ["/stories.gguf", "/worker.js"]);
+    assert.deepEqual(modules.paths, ["/nowhere-either.wasm", "/nowhere.wasm", "/nowhere-either.wasm", "/engine.wasm", "/cpu.wasm", "/text.wasm"]);
+    assert.deepEqual([...new Set(workers.paths)].sort(), ["/cpu.js", "/stories.gguf", "/worker.js"]);
     assert.deepEqual(paths.filter((path) => /worker|wasm/.test(path)), []);
   }), CORS), CORS);
 });

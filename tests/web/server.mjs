@@ -16,7 +16,7 @@
 //     fault=no-etag                neither ETag nor Last-Modified
 //
 // The same paths on `server.otherOrigin` are another origin without CORS headers, on `server.corsOrigin` one with
-// them.
+// them, and on `server.isolatedOrigin` one whose pages are isolated from other origins.
 
 import { once } from "node:events";
 import { existsSync } from "node:fs";
@@ -115,8 +115,12 @@ class Server {
 
   async start() {
     const origins = [];
-    for (const cors of [undefined, undefined, "*"]) {
+    for (const [cors, isIsolated] of [[undefined], [undefined], ["*"], [undefined, true]]) {
       const server = createServer((request, response) => {
+        if (isIsolated) {
+          response.setHeader("cross-origin-opener-policy", "same-origin");
+          response.setHeader("cross-origin-embedder-policy", "require-corp");
+        }
         this.#answer(request, response, cors).catch((error) => {
           console.error(`test server: ${request.url}: ${error.stack}`);
           response.destroy();
@@ -127,7 +131,7 @@ class Server {
       this.#servers.push(server);
       origins.push(`http://localhost:${server.address().port}`);
     }
-    [this.origin, this.otherOrigin, this.corsOrigin] = origins;
+    [this.origin, this.otherOrigin, this.corsOrigin, this.isolatedOrigin] = origins;
     // The browser resolves this name to the same machine but treats it as insecure: no WebGPU, no storage, no locks,
     // no crypto.subtle.
     this.insecureOrigin = this.origin.replace("localhost", "insecure.test");

@@ -1,5 +1,6 @@
 /** Files of a load, and the stored copies of earlier loads. */
 
+import { Sha256, type Header, type Loader } from "../classes.js";
 import { codeOf, ensure, messageOf, TilewrightError } from "../errors.js";
 import { isNode } from "../platform.js";
 import type { CallName, Calls, LoadRequest } from "../protocol.js";
@@ -7,7 +8,7 @@ import {
   CHAT_FILES, damaged, isUseless, openFiles, readAll, SENTENCE_FILES, type StoredCopy, type ModelFile, type OpenContext,
 } from "../source.js";
 import { openStore, type Store } from "../store.js";
-import { Sha256, type FileInfo, type Header, type Loader } from "../tilewright.js";
+import type { FileInfo } from "../tilewright.js";
 import { engineModule } from "../wasm.js";
 import type { CallContext, Caller } from "./port.js";
 import { ProgressMeter } from "./progress.js";

@@ -1,12 +1,13 @@
 /** Facts from the headers of a model's files, and whether it fits here. */
 
+import { Header, type Device } from "../classes.js";
 import { codeOf, isTrap, messageOf } from "../errors.js";
 import { inspectGpu } from "../gpu.js";
 import { defined, sumOf } from "../helpers.js";
 import type { InspectRequest } from "../protocol.js";
 import { CHAT_FILES, SENTENCE_FILES, TOKENIZER, type ModelFile } from "../source.js";
 import { freeBytes, openStore, storedAddress } from "../store.js";
-import { Header, type Device, type PlanOptions } from "../tilewright.js";
+import type { PlanOptions } from "../tilewright.js";
 import type { MemoryForecast, ModelReport } from "../types.js";
 import { engineModule } from "../wasm.js";
 import { describe, feed, withFiles, type Requester } from "./files.js";

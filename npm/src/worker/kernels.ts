@@ -1,10 +1,11 @@
 /** Devices for kernels alone: their tensors and their benchmark. */
 
 import type { BenchKernel, BenchProbe, BenchProgress, BenchReport } from "../bench-types.js";
+import { Device } from "../classes.js";
 import { isTrap } from "../errors.js";
 import { inspectGpu } from "../gpu.js";
 import type { Calls, KeptTensor } from "../protocol.js";
-import { Device, type DeviceTensor } from "../tilewright.js";
+import type { DeviceTensor } from "../tilewright.js";
 import { Handle } from "./handles.js";
 import { Registry } from "./registry.js";
 

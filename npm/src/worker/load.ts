@@ -1,10 +1,11 @@
 /** How models, encoders and rerankers are loaded. */
 
+import { Loader, type Device, type Index } from "../classes.js";
 import { codeOf, ensure, messageOf, TilewrightError } from "../errors.js";
 import { defined, orFree } from "../helpers.js";
 import { PEFT_FILES, PREPROCESSOR_FILES, type DeviceRequest, type EmbedderRequest, type LoadRequest, type ModelRequest, type RerankerRequest } from "../protocol.js";
 import { CHAT_FILES, INDEX, SENTENCE_FILES, type StoredCopy, type ModelFile } from "../source.js";
-import { Loader, type Device, type Embedder, type FileInfo, type Index, type Model, type Mol, type ReadFile, type Reranker } from "../tilewright.js";
+import type { Embedder, FileInfo, Model, Mol, ReadFile, Reranker } from "../tilewright.js";
 import type { Transcriber } from "../tilewright_speech.js";
 import { readTuning, tuningKey, writeTuning } from "../tuning.js";
 import type { DeviceInfo } from "../types.js";

@@ -1,7 +1,8 @@
 /** Loaded encoders of texts, and of images. */
 
+import { PreparedPictures } from "../classes.js";
 import type { Calls } from "../protocol.js";
-import { PreparedPictures, type Embedder } from "../tilewright.js";
+import type { Embedder } from "../tilewright.js";
 import { LoadedFunction } from "./loaded-model.js";
 import { pixelsOf } from "./pixels.js";
 import { nextTask, type CallContext } from "./port.js";

@@ -1,9 +1,10 @@
 /** Engines in the worker: continuous batching of a model's sequences. */
 
+import { Engine, type Pictures } from "../classes.js";
 import { TilewrightError } from "../errors.js";
 import { cancelling } from "../helpers.js";
 import type { OutputParser } from "../output-parser.js";
-import { Engine, type EngineOutcome, type GenerationOptions, type Model, type Pictures } from "../tilewright.js";
+import type { EngineOutcome, GenerationOptions, Model } from "../tilewright.js";
 import type { EngineOptions, EngineStats } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
 

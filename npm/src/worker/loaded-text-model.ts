@@ -1,11 +1,12 @@
 /** Loaded language models. */
 
+import { Pictures, Sha256 } from "../classes.js";
 import { codeOf, ensure, type ErrorCode, isTrap, messageOf } from "../errors.js";
 import { cancelling, defined, orFree } from "../helpers.js";
 import { forget, outputParserOf, type OutputParser } from "../output-parser.js";
 import type { Calls, GenerateRequest, GivenImage, Prompt } from "../protocol.js";
 import { commonPrefix, openSessions, storing, type FoundSession } from "../sessions.js";
-import { Pictures, Sha256, type EngineOutcome, type GenerationOptions, type Model, type Session } from "../tilewright.js";
+import type { EngineOutcome, GenerationOptions, Model, Session } from "../tilewright.js";
 import type {
   EngineOptions, GenerateResult, HeadWeights, KeptSession, MemoryInfo, Piece, Timeline, TokenLogprob,
 } from "../types.js";

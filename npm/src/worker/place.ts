@@ -1,11 +1,12 @@
 /** Open devices. Several models can share one, and a lost one is replaced for all of them. */
 
+import { Device } from "../classes.js";
 import { codeOf, ensure, type ErrorCode, isTrap, messageOf } from "../errors.js";
 import { inspectGpu, requestSubgroups } from "../gpu.js";
 import type { DeviceRequest } from "../protocol.js";
-import { Device, type Adapter } from "../tilewright.js";
+import type { Adapter } from "../tilewright.js";
 import type { AvailableDevice, DeviceInfo } from "../types.js";
-import { engineModule } from "../wasm.js";
+import { engineModule, type Start } from "../wasm.js";
 import type { Caller } from "./port.js";
 
 /** Codes of errors after which another device may work. */
@@ -47,18 +48,29 @@ export class Place {
   }
 }
 
+let startOfCpu: ((threads: number | undefined, lack: (message: string) => void) => Start) | undefined;
+
+/** Has models on the CPU run with a module of their own, if they are a worker's first. */
+export function useCpuEngine(start: typeof startOfCpu): void {
+  startOfCpu = start;
+}
+
 /** Opens a device. With `auto`, the CPU replaces a GPU that fails. */
 export async function openPlace(request: DeviceRequest, caller: Caller): Promise<Place> {
-  const { choice, tier, subgroups } = request;
-  await engineModule.start();
+  const { choice, tier, subgroups, threads } = request;
+  const startForCpu = (): Promise<void> => engineModule.start(startOfCpu?.(threads, (message) => caller.notify("cpu_slow", message)));
   if (choice === "cpu") {
+    await startForCpu();
     return new Place(await Device.open("cpu", undefined, tier), request);
   }
   const report = await inspectGpu();
   if (report.adapter === undefined) {
     ensure(choice !== "gpu", "webgpu_unavailable", `a GPU was requested, but there is none: ${report.reason}`);
+    await startForCpu();
     return openCpu(request, report.reason, caller);
   }
+  // The CPU is chosen before such an adapter.
+  await (choice === "auto" && report.adapter.isSoftware ? startForCpu() : engineModule.start());
   requestSubgroups(subgroups);
   // The engine must not request a feature that the device will lack.
   const adapter: Adapter = { ...report.adapter, hasSubgroups: report.adapter.hasSubgroups && subgroups };

@@ -13,8 +13,8 @@ export interface Work {
   handlers: Partial<Handlers>;
   /** What it is, for calls that it does not have. */
   what: string;
-  /** Uses the address of its second WASM module. */
-  useTextModule?(url: string | undefined): void;
+  /** Uses the addresses of its other files. */
+  useFiles?(files: Extract<ToWorker, { type: "files" }>): void;
 }
 
 /** Running calls: `abort` ends one, `stop` has it reply with its result so far. */
@@ -31,7 +31,7 @@ function receive(work: Work, message: ToWorker): void {
   switch (message.type) {
     case "files":
       engineModule.url = message.wasm;
-      work.useTextModule?.(message.textWasm);
+      work.useFiles?.(message);
       break;
     case "abort":
     case "stop":

@@ -1,9 +1,10 @@
 /** Indices and mixtures of logits on a device. */
 
+import { Index, Loader } from "../classes.js";
 import { ensure } from "../errors.js";
 import { orFree } from "../helpers.js";
 import type { Calls } from "../protocol.js";
-import { Index, Loader, type FileInfo, type Mol, type Saving } from "../tilewright.js";
+import type { FileInfo, Mol, Saving } from "../tilewright.js";
 import type { IndexInfo, MolInfo } from "../types.js";
 import { checkCopies, type FilesRequest } from "./files.js";
 import { Handle, placeOf, register } from "./handles.js";

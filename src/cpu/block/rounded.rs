@@ -193,6 +193,11 @@ fn four_of<T>(eight: &[T], four: usize) -> &[T; 4] {
 fn of_tails<F: Quantised>(tails: &[u16], at: usize) -> [u16; EIGHT] {
     let tails = &tails[..EIGHT * F::TAIL];
     let mut found = [0; EIGHT];
+    if F::TAIL == 1 {
+        // One load, where eight ones would be stored before a vector of them is loaded.
+        found.copy_from_slice(tails);
+        return found;
+    }
     for (found, tail) in found.iter_mut().zip(tails.chunks_exact(F::TAIL)) {
         *found = tail[at];
     }

@@ -47,8 +47,9 @@ pub(in super::super) trait ByteDots {
     fn dot<const SIGNED: bool>(quants: Halves<Self::Bytes>, x: &Halves<[i8; 64]>) -> Self::Ints;
     /// Exact products with one half, of quants that are 63 at most.
     fn dot_half(quants: Self::Bytes, x: &[i8; 64]) -> Self::Ints;
-    /// Adds the exact products of eight bytes of each row, four behind four, with those of `x`, which all rows meet.
-    fn add_fours(sums: Self::Ints, quants: [Self::Bytes; 2], x: &[i8; 8]) -> Self::Ints;
+    /// Adds the exact products of eight bytes of each row, four behind four, with those of `x`, which all rows meet. Quants may
+    /// be signed only where `SIGNED` says so, unless [`SIGNED_DIFFER`] is false.
+    fn add_fours<const SIGNED: bool>(sums: Self::Ints, quants: [Self::Bytes; 2], x: &[i8; 8]) -> Self::Ints;
 
     fn ints(x: i32) -> Self::Ints;
     fn floats(ints: Self::Ints) -> Self::Sums;
@@ -66,6 +67,9 @@ pub(in super::super) trait ByteDots {
     #[inline(always)]
     fn prefetch<const AHEAD: usize, T>(_: &[T]) {}
 }
+
+/// Whether rows of signed quants need other instructions than those of others.
+pub(in super::super) const SIGNED_DIFFER: bool = cfg!(target_feature = "relaxed-simd");
 
 /// A loop over products of bytes.
 pub(in super::super) trait ByteWork {
@@ -225,7 +229,7 @@ impl ByteDots for Plain {
     }
 
     #[inline(always)]
-    fn add_fours(mut sums: [i32; 16], quants: [[u8; 64]; 2], x: &[i8; 8]) -> [i32; 16] {
+    fn add_fours<const SIGNED: bool>(mut sums: [i32; 16], quants: [[u8; 64]; 2], x: &[i8; 8]) -> [i32; 16] {
         for (quants, x) in quants.iter().zip(x.as_chunks::<4>().0) {
             Plain::products(quants, &std::array::from_fn(|i| x[i % 4]), false, &mut sums);
         }
@@ -492,7 +496,11 @@ mod x86 {
                 }
 
                 #[inline(always)]
-                fn add_fours(sums: Self::Ints, quants: [Self::Bytes; 2], x: &[i8; 8]) -> Self::Ints {
+                fn add_fours<const SIGNED: bool>(
+                    sums: Self::Ints,
+                    quants: [Self::Bytes; 2],
+                    x: &[i8; 8],
+                ) -> Self::Ints {
                     let from: *const i32 = x.as_ptr().cast();
                     unsafe {
                         let x =
@@ -701,7 +709,7 @@ mod x86 {
         }
 
         #[inline(always)]
-        fn add_fours(sums: __m512i, quants: [__m512i; 2], x: &[i8; 8]) -> __m512i {
+        fn add_fours<const SIGNED: bool>(sums: __m512i, quants: [__m512i; 2], x: &[i8; 8]) -> __m512i {
             let from: *const i32 = x.as_ptr().cast();
             unsafe {
                 let part = _mm512_dpbusd_epi32(sums, quants[0], _mm512_set1_epi32(from.read_unaligned()));
@@ -837,7 +845,7 @@ mod tests {
             let biased = |half: [u8; 64]| half.map(|quant| quant.wrapping_add(if is_signed { D::BIAS } else { 0 }));
             let halves = quants.map(|half| D::load(&biased(half)));
             let dot = if is_signed { D::dot::<true>(halves, x) } else { D::dot::<false>(halves, x) };
-            let fours = D::add_fours(D::ints(-77), halves, &std::array::from_fn(|i| x[0][i]));
+            let fours = D::add_fours::<false>(D::ints(-77), halves, &std::array::from_fn(|i| x[0][i]));
             let mut found = [[0.0; 16]; 3];
             for (ints, found) in [dot, D::dot_half(halves[1], &x[1]), fours].into_iter().zip(&mut found) {
                 D::store_sums(D::floats(ints), found);

@@ -2,7 +2,7 @@
 //! tokens. Sums of whole blocks are exact, and only then scaled.
 
 use super::super::super::simd::Vector;
-use super::super::super::simd::bytes::{ByteDots, ByteWork, run_bytes};
+use super::super::super::simd::bytes::{ByteDots, ByteWork, SIGNED_DIFFER, run_bytes};
 use super::super::Packed;
 use super::{EIGHT, Quantised, Rounded, RoundedEight, Rows, WeightType, with_quantised};
 use super::{Iq4, Iq4Xs, Mx, Q4, Q4K, Q4With1, Q5, Q5K, Q5With1, Q6K, Q8};
@@ -92,16 +92,17 @@ pub(super) fn dots_by<F: Quantised, R: Runner>(
     panel: &mut Panel,
     sums: &mut [f32],
 ) {
-    const { assert!(!(F::BY_HALVES && F::MINS)) }
+    const { assert!(!(F::BY_HALVES && F::MINS || F::SIGNED && (F::BY_HALVES || F::MINS))) }
     let rows = Rows::<F>::new(packed, n_blocks);
     let n_rows = sums.len() / (x.len() / n_blocks.div_ceil(EIGHT));
     for first in (0..n_rows).step_by(PANEL_ROWS) {
         R::run(Pack { rows, n_blocks, panel, first, n: (n_rows - first).min(PANEL_ROWS) });
         let (panel, sums) = (&*panel, &mut *sums);
-        match (F::BY_HALVES, F::MINS) {
-            (true, _) => R::run(Multiply::<true, false> { panel, x, n_blocks, first, sums }),
-            (_, true) => R::run(Multiply::<false, true> { panel, x, n_blocks, first, sums }),
-            (false, false) => R::run(Multiply::<false, false> { panel, x, n_blocks, first, sums }),
+        match (F::BY_HALVES, F::MINS, F::SIGNED && SIGNED_DIFFER) {
+            (true, ..) => R::run(Multiply::<true, false, false> { panel, x, n_blocks, first, sums }),
+            (_, true, _) => R::run(Multiply::<false, true, false> { panel, x, n_blocks, first, sums }),
+            (.., true) => R::run(Multiply::<false, false, true> { panel, x, n_blocks, first, sums }),
+            (.., false) => R::run(Multiply::<false, false, false> { panel, x, n_blocks, first, sums }),
         }
     }
 }
@@ -188,7 +189,7 @@ impl<F: Quantised> ByteWork for Pack<'_, F> {
 }
 
 /// The products of a panel whose rows are those from `first` on. Formats that differ only in their quants share this code.
-struct Multiply<'a, const BY_HALVES: bool, const MINS: bool> {
+struct Multiply<'a, const BY_HALVES: bool, const MINS: bool, const SIGNED: bool> {
     panel: &'a Panel,
     x: &'a [RoundedEight],
     /// Blocks of a row.
@@ -197,7 +198,7 @@ struct Multiply<'a, const BY_HALVES: bool, const MINS: bool> {
     sums: &'a mut [f32],
 }
 
-impl<const BY_HALVES: bool, const MINS: bool> ByteWork for Multiply<'_, BY_HALVES, MINS> {
+impl<const BY_HALVES: bool, const MINS: bool, const SIGNED: bool> ByteWork for Multiply<'_, BY_HALVES, MINS, SIGNED> {
     type Output = ();
 
     #[inline(always)]
@@ -209,7 +210,7 @@ impl<const BY_HALVES: bool, const MINS: bool> ByteWork for Multiply<'_, BY_HALVE
     }
 }
 
-impl<const BY_HALVES: bool, const MINS: bool> Multiply<'_, BY_HALVES, MINS> {
+impl<const BY_HALVES: bool, const MINS: bool, const SIGNED: bool> Multiply<'_, BY_HALVES, MINS, SIGNED> {
     /// Eights of a row.
     #[inline(always)]
     fn row_len(&self) -> usize {
@@ -286,7 +287,7 @@ impl<const BY_HALVES: bool, const MINS: bool> Multiply<'_, BY_HALVES, MINS> {
                             let w = [D::load(&quants[at][vector + n].0), D::load(&quants[at + 1][vector + n].0)];
                             for (totals, x) in totals.iter_mut().zip(x) {
                                 let x = &x[i].quants[b / 4][half].as_chunks::<8>().0[b % 4 * 2 + pair];
-                                totals[n] = D::add_fours(totals[n], w, x);
+                                totals[n] = D::add_fours::<SIGNED>(totals[n], w, x);
                             }
                         }
                     }

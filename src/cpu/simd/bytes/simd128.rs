@@ -1,5 +1,6 @@
 //! Products of bytes by WebAssembly's vectors of 128 bits. A vector is taken as eight pairs of bytes, whose first and second
-//! bytes are multiplied apart as 16 bits: each lane then has the products of its own four bytes.
+//! bytes are multiplied apart as 16 bits: each lane then has the products of its own four bytes. Relaxed SIMD multiplies bytes
+//! themselves, and gives the same on every machine where one side is 0 to 127, as quants of few bits are.
 
 use std::arch::wasm32::*;
 
@@ -29,6 +30,16 @@ fn signed_pairs(x: v128) -> [v128; 2] {
 fn add_products(sum: v128, quants: [v128; 2], x: [v128; 2]) -> v128 {
     let both = i32x4_add(i32x4_dot_i16x8(quants[0], x[0]), i32x4_dot_i16x8(quants[1], x[1]));
     i32x4_add(sum, both)
+}
+
+/// `sum` plus the products of four bytes, by lane. Unless `SIGNED`, quants are 127 at most.
+#[inline(always)]
+fn add_fours<const SIGNED: bool>(sum: v128, quants: v128, x: v128) -> v128 {
+    #[cfg(target_feature = "relaxed-simd")]
+    if !SIGNED {
+        return i32x4_relaxed_dot_i8x16_i7x16_add(x, quants, sum);
+    }
+    add_products(sum, unsigned_pairs(quants), signed_pairs(x))
 }
 
 /// Four vectors.
@@ -120,25 +131,23 @@ impl ByteDots for Simd128 {
 
     #[inline(always)]
     fn dot<const SIGNED: bool>([low, high]: Halves<[v128; 4]>, x: &Halves<[i8; 64]>) -> [v128; 4] {
-        let (sums, x) = (Self::dot_half(low, &x[0]), load(&x[1]));
-        each(|i| add_products(sums[i], unsigned_pairs(high[i]), signed_pairs(x[i])))
+        let x = [load(&x[0]), load(&x[1])];
+        let sums: [v128; 4] = each(|i| add_fours::<SIGNED>(i32x4_splat(0), low[i], x[0][i]));
+        each(|i| add_fours::<SIGNED>(sums[i], high[i], x[1][i]))
     }
 
     #[inline(always)]
     fn dot_half(quants: [v128; 4], x: &[i8; 64]) -> [v128; 4] {
         let x = load(x);
-        each(|i| add_products(i32x4_splat(0), unsigned_pairs(quants[i]), signed_pairs(x[i])))
+        each(|i| add_fours::<false>(i32x4_splat(0), quants[i], x[i]))
     }
 
     #[inline(always)]
-    fn add_fours(sums: [v128; 4], quants: [[v128; 4]; 2], x: &[i8; 8]) -> [v128; 4] {
+    fn add_fours<const SIGNED: bool>(sums: [v128; 4], quants: [[v128; 4]; 2], x: &[i8; 8]) -> [v128; 4] {
         let from: *const u32 = x.as_ptr().cast();
         // SAFETY: eight bytes are behind the pointer, which need not be aligned.
-        let x = unsafe { [v128_load32_splat(from), v128_load32_splat(from.add(1))] }.map(signed_pairs);
-        each(|i| {
-            let sum = add_products(sums[i], unsigned_pairs(quants[0][i]), x[0]);
-            add_products(sum, unsigned_pairs(quants[1][i]), x[1])
-        })
+        let x = unsafe { [v128_load32_splat(from), v128_load32_splat(from.add(1))] };
+        each(|i| add_fours::<SIGNED>(add_fours::<SIGNED>(sums[i], quants[0][i], x[0]), quants[1][i], x[1]))
     }
 
     #[inline(always)]
