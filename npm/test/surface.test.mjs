@@ -37,7 +37,8 @@ function classesOf(path) {
 }
 
 for (const [ours, built] of [
-  ["npm/src/tilewright.d.ts", "pkg/tilewright.d.ts"], ["npm/src/tilewright_speech.d.ts", "pkg-speech/tilewright_speech.d.ts"],
+  ["npm/src/tilewright.d.ts", "pkg/tilewright.d.ts"], ["npm/src/tilewright.d.ts", "pkg-cpu/tilewright_cpu.d.ts"],
+  ["npm/src/tilewright_speech.d.ts", "pkg-speech/tilewright_speech.d.ts"],
   ["npm/src/tilewright_text.d.ts", "pkg-text/tilewright_text.d.ts"],
 ]) {
   test(`${ours} declares the classes and methods of ${built}`, () => {
