@@ -10,6 +10,10 @@
 //! - `#weights` is such a line for every weight type, whose fragment is `block_` and its name in lower case.
 //! - `#kernel matmul scalar` says that the file is the `scalar` variant of the kernel `matmul`, with its bindings.
 //!
+//! A file in `benches/shaders/ablations/` is a shader of the library with some functions replaced, to measure what they
+//! cost. `#ablate matvec Q4_0` names the shader, and the weight types that it is linked for; `#replace block_dot` says
+//! that the file has its own `block_dot`. The other one remains, as `shipped_block_dot`.
+//!
 //! The result is `$OUT_DIR/shaders.rs`: one `Kernel` for each kernel name with its bindings and its variants. A
 //! variant's source is a list of parts, each a file's text, of which the table has one copy.
 //!
@@ -28,6 +32,9 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 /// Where shaders are: those of the library, and those that only benches use.
 const FOLDERS: [&str; 2] = ["shaders", "benches/shaders"];
+
+/// Shaders of the library with functions replaced, for benches. No WASM module has them.
+const ABLATIONS: &str = "benches/shaders/ablations";
 
 /// Kernels of the benches that a page measures with; the WASM module goes without the variants of the others.
 const BROWSER_PROBES: [&str; 4] = ["probe_copy", "probe_fma", "probe_read", "probe_reduce"];
@@ -89,6 +96,14 @@ struct Variant {
     workgroup_bytes: u32,
 }
 
+/// A shader of the library with functions replaced.
+struct Ablation {
+    /// Name of the file.
+    name: String,
+    kernel: String,
+    variants: Vec<Variant>,
+}
+
 /// The texts that variants consist of, each once.
 #[derive(Default)]
 struct Parts {
@@ -109,6 +124,7 @@ type Constants = BTreeMap<String, BTreeMap<String, Option<u32>>>;
 #[derive(Default)]
 struct Linked {
     kernels: BTreeMap<String, Kernel>,
+    ablations: Vec<Ablation>,
     parts: Parts,
     constants: Constants,
     /// Names of overrides.
@@ -122,32 +138,42 @@ fn main() {
         println!("cargo::rustc-cfg=devices");
     }
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it"));
-    let mut files: Vec<PathBuf> = Vec::new();
-    for folder in FOLDERS {
-        println!("cargo::rerun-if-changed={folder}");
-        let entries = fs::read_dir(root.join(folder)).expect("the folder is part of the package");
-        files.extend(entries.map(|entry| entry.expect("readable").path()));
-    }
-    files.retain(|path| path.extension().is_some_and(|ext| ext == "wgsl"));
+    let mut files: Vec<PathBuf> = FOLDERS.iter().flat_map(|folder| shaders_of(&root, folder)).collect();
     if env::var("CARGO_FEATURE_LORA").is_err() {
         files.retain(|path| !path.to_string_lossy().ends_with(OF_ADAPTERS));
     }
     files.sort();
+    let ablations = if is_wasm() { Vec::new() } else { shaders_of(&root, ABLATIONS) };
 
     let mut linked = Linked::default();
-    for file in &files {
-        if let Err(message) = link_file(&root.join(FOLDERS[0]), file, &mut linked) {
-            for line in message.lines() {
-                println!("cargo::error={}: {line}", file.strip_prefix(&root).unwrap_or(file).display());
-            }
+    let dir = root.join(FOLDERS[0]);
+    let report = |file: &Path, result: Result<(), String>| {
+        for line in result.err().iter().flat_map(|message| message.lines()) {
+            println!("cargo::error={}: {line}", file.strip_prefix(&root).unwrap_or(file).display());
         }
+    };
+    for file in &files {
+        report(file, link_file(&dir, file, &mut linked));
+    }
+    for file in &ablations {
+        report(file, link_ablation(&dir, file, &mut linked));
     }
     let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"));
     let compiler = locked_compiler(&out).unwrap_or_else(|| written_by_compiler(&linked.kernels, &linked.parts));
     let compiler = format!("/// What compiles shaders for a driver.\npub const COMPILER: &str = {compiler:?};\n");
     let mirrored = params(&linked.kernels) + &constants(&linked.constants) + &overrides(&linked.overrides);
-    let table = table(&linked.kernels, &linked.parts) + &compiler + &mirrored;
+    let table = table(&linked.kernels, &linked.parts) + &ablated(&linked.ablations) + &compiler + &mirrored;
     fs::write(out.join("shaders.rs"), table).expect("OUT_DIR is writable");
+}
+
+/// The shaders of a folder, in alphabetical order.
+fn shaders_of(root: &Path, folder: &str) -> Vec<PathBuf> {
+    println!("cargo::rerun-if-changed={folder}");
+    let entries = fs::read_dir(root.join(folder)).expect("the folder is part of the package");
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("readable").path()).collect();
+    files.retain(|path| path.extension().is_some_and(|ext| ext == "wgsl"));
+    files.sort();
+    files
 }
 
 /// Versions of the crates that compile shaders, by the lock file of the workspace that is built. That is above the folder of its
@@ -171,7 +197,7 @@ fn locked_compiler(out: &Path) -> Option<String> {
 fn written_by_compiler(kernels: &BTreeMap<String, Kernel>, parts: &Parts) -> String {
     let mut hasher = DefaultHasher::new();
     for variant in kernels.values().flat_map(|kernel| &kernel.variants) {
-        let source: String = variant.parts.iter().map(|&part| parts.texts[part].as_str()).collect();
+        let source = parts.source(&variant.parts);
         let module = naga::front::wgsl::parse_str(&source).expect("it was parsed before");
         let mut validator = Validator::new(ValidationFlags::all(), Capabilities::all());
         let info = validator.validate(&module).expect("it was valid before");
@@ -206,47 +232,104 @@ fn is_wasm() -> bool {
     env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "wasm32")
 }
 
+/// What an import offers: tags and fragments. The plain form has an empty tag.
+type Choices = Vec<(String, String)>;
+
+/// A shader file without its directives.
+struct Shader {
+    /// Name of the kernel.
+    name: String,
+    tier: String,
+    imports: Vec<Choices>,
+    body: String,
+}
+
+/// A variant of a shader, joined from parts.
+struct Joined {
+    tier: String,
+    weight: Option<String>,
+    /// Numbers of its parts.
+    parts: Vec<usize>,
+    /// Fragments with the names of their constants.
+    fragments: Vec<(String, Vec<String>)>,
+}
+
+impl Shader {
+    fn read(file: &Path) -> Result<Shader, String> {
+        let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let mut shader = Shader { name, tier: "t0".into(), imports: Vec::new(), body: String::new() };
+        for line in text.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words.as_slice() {
+                ["#kernel", kernel, tier] => (shader.name, shader.tier) = (kernel.to_string(), tier.to_string()),
+                ["#weights"] => {
+                    let choice = |name: &&str| (name.to_string(), format!("block_{}", name.to_lowercase()));
+                    shader.imports.push(WEIGHTS.iter().map(choice).collect());
+                }
+                ["#import", fragment] => shader.imports.push(vec![(String::new(), fragment.to_string())]),
+                ["#import", _slot, choices @ ..] => {
+                    let parse = |choice: &&str| {
+                        let (tag, fragment) =
+                            choice.split_once('=').ok_or(format!("`{choice}` is not tag=fragment"))?;
+                        Ok::<_, String>((tag.to_string(), fragment.to_string()))
+                    };
+                    shader.imports.push(choices.iter().map(parse).collect::<Result<_, _>>()?);
+                }
+                _ => {
+                    shader.body.push_str(line);
+                    shader.body.push('\n');
+                }
+            }
+        }
+        Ok(shader)
+    }
+
+    /// One choice of each import for each variant.
+    fn picks(&self) -> Vec<Choices> {
+        let mut picks: Vec<Choices> = vec![Vec::new()];
+        for choices in &self.imports {
+            picks = picks
+                .iter()
+                .flat_map(|pick| choices.iter().map(move |choice| [pick.clone(), vec![choice.clone()]].concat()))
+                .collect();
+        }
+        picks
+    }
+
+    /// Joins the variant of these choices.
+    fn join(&self, dir: &Path, pick: &Choices, parts: &mut Parts) -> Result<Joined, String> {
+        let (mut tier, mut weight) = (self.tier.clone(), None);
+        let (mut fragments, mut enables, mut numbers) = (Vec::new(), String::new(), vec![parts.number(&self.body)]);
+        for (tag, fragment) in pick {
+            if TIERS.contains(&tag.as_str()) {
+                if tag != "t0" {
+                    tier = tag.clone();
+                }
+            } else if !tag.is_empty() {
+                weight = Some(tag.clone());
+            }
+            join_fragment(dir, fragment, &mut fragments, &mut enables, &mut numbers, parts)?;
+        }
+        // The file's own text leads, so that naga's line numbers are the file's for everything before the imports; but
+        // nothing may stand before directives.
+        if !enables.is_empty() {
+            numbers.insert(0, parts.number(&enables));
+        }
+        Ok(Joined { tier, weight, parts: numbers, fragments })
+    }
+}
+
 /// Links all variants of one file.
 fn link_file(
     dir: &Path,
     file: &Path,
-    Linked { kernels, parts, constants, overrides }: &mut Linked,
+    Linked { kernels, parts, constants, overrides, .. }: &mut Linked,
 ) -> Result<(), String> {
-    let text = fs::read_to_string(file).map_err(|e| e.to_string())?;
     let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let (mut name, mut file_tier) = (stem.clone(), "t0".to_string());
-    // Each import offers one or more (tag, fragment); the plain form has an empty tag.
-    let mut imports: Vec<Vec<(String, String)>> = Vec::new();
-    let mut body = String::new();
-    for line in text.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        match words.as_slice() {
-            ["#kernel", kernel, tier] => (name, file_tier) = (kernel.to_string(), tier.to_string()),
-            ["#weights"] => {
-                let choice = |name: &&str| (name.to_string(), format!("block_{}", name.to_lowercase()));
-                imports.push(WEIGHTS.iter().map(choice).collect());
-            }
-            ["#import", fragment] => imports.push(vec![(String::new(), fragment.to_string())]),
-            ["#import", _slot, choices @ ..] => {
-                let parse = |choice: &&str| {
-                    let (tag, fragment) = choice.split_once('=').ok_or(format!("`{choice}` is not tag=fragment"))?;
-                    Ok::<_, String>((tag.to_string(), fragment.to_string()))
-                };
-                imports.push(choices.iter().map(parse).collect::<Result<_, _>>()?);
-            }
-            _ => {
-                body.push_str(line);
-                body.push('\n');
-            }
-        }
-    }
-    let mut picks: Vec<Vec<(String, String)>> = vec![Vec::new()];
-    for choices in &imports {
-        picks = picks
-            .iter()
-            .flat_map(|pick| choices.iter().map(move |choice| [pick.clone(), vec![choice.clone()]].concat()))
-            .collect();
-    }
+    let shader = Shader::read(file)?;
+    let name = &shader.name;
+    let mut picks = shader.picks();
     let is_native = |pick: &Vec<(String, String)>| pick.iter().any(|(tag, _)| NATIVE_TIERS.contains(&tag.as_str()));
     let is_native_bench = file.parent() != Some(dir) && !BROWSER_PROBES.contains(&stem.as_str());
     // Such a kernel, or one of these tiers alone, has no variants there, but is known all the same.
@@ -257,31 +340,14 @@ fn link_file(
     let mut unused = Parts::default();
     let parts = if is_left_out { &mut unused } else { parts };
     for pick in picks {
-        let (mut tier, mut weight) = (file_tier.clone(), None);
-        let (mut joined, mut enables, mut linked) = (Vec::new(), String::new(), vec![parts.number(&body)]);
-        for (tag, fragment) in &pick {
-            if TIERS.contains(&tag.as_str()) {
-                if tag != "t0" {
-                    tier = tag.clone();
-                }
-            } else if !tag.is_empty() {
-                weight = Some(tag.clone());
-            }
-            join_fragment(dir, fragment, &mut joined, &mut enables, &mut linked, parts)?;
-        }
-        // The file's own text leads, so that naga's line numbers are the file's for everything before the imports; but
-        // nothing may stand before directives.
-        if !enables.is_empty() {
-            linked.insert(0, parts.number(&enables));
-        }
+        let Joined { tier, weight, parts: numbers, fragments } = shader.join(dir, &pick, parts)?;
         let label = [Some(stem.as_str()), weight.as_deref(), Some(tier.as_str())]
             .into_iter()
             .flatten()
             .collect::<Vec<_>>()
             .join(".");
-        let source: String = linked.iter().map(|&part| parts.texts[part].as_str()).collect();
-        let described = describe(&name, &tier, &source).map_err(|e| format!("{label}: {e}"))?;
-        for (file, names) in [(name.clone(), constant_names(&body))].into_iter().chain(joined) {
+        let described = describe(name, &tier, &parts.source(&numbers)).map_err(|e| format!("{label}: {e}"))?;
+        for (file, names) in [(name.clone(), constant_names(&shader.body))].into_iter().chain(fragments) {
             let of_file = constants.entry(file).or_default();
             for name in names {
                 let Some(&value) = described.constants.get(&name) else { continue };
@@ -305,8 +371,56 @@ fn link_file(
         if is_left_out {
             continue;
         }
-        kernel.variants.push(Variant { tier, weight, parts: linked, workgroup_bytes: described.workgroup_bytes });
+        kernel.variants.push(Variant { tier, weight, parts: numbers, workgroup_bytes: described.workgroup_bytes });
     }
+    Ok(())
+}
+
+/// Links an ablation: the shader that it names, with the functions that it replaces.
+fn link_ablation(
+    dir: &Path,
+    file: &Path,
+    Linked { kernels, ablations, parts, overrides, .. }: &mut Linked,
+) -> Result<(), String> {
+    let text = fs::read_to_string(file).map_err(|e| e.to_string())?;
+    let (mut of, mut replaced, mut own) = (None, Vec::<&str>::new(), String::new());
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            ["#ablate", kernel, weights @ ..] => of = Some((kernel.to_string(), weights.to_vec())),
+            ["#replace", functions @ ..] => replaced.extend(functions),
+            _ => {
+                own.push_str(line);
+                own.push('\n');
+            }
+        }
+    }
+    let (kernel, weights) = of.ok_or("`#ablate` is missing")?;
+    let known = kernels.get(&kernel).ok_or(format!("`{kernel}` is no kernel"))?;
+    let shader = Shader::read(&dir.join(format!("{kernel}.wgsl")))?;
+    let mut variants = Vec::new();
+    for pick in shader.picks() {
+        let Joined { tier, weight, parts: mut numbers, .. } = shader.join(dir, &pick, parts)?;
+        if !weight.as_deref().is_some_and(|weight| weights.contains(&weight)) {
+            continue;
+        }
+        for function in &replaced {
+            let declares = format!("fn {function}(");
+            let is_declared = |&number: &usize| parts.texts[number].contains(&declares);
+            let at = numbers.iter().position(is_declared).ok_or(format!("{kernel} has no function `{function}`"))?;
+            let renamed = parts.texts[numbers[at]].replace(&declares, &format!("fn shipped_{function}("));
+            numbers[at] = parts.number(&renamed);
+        }
+        numbers.push(parts.number(&own));
+        let described = describe(&kernel, &tier, &parts.source(&numbers))?;
+        if !same_bindings(&known.bindings, &described.bindings) || known.params != described.params {
+            return Err(format!("bindings or params differ from those of `{kernel}`"));
+        }
+        overrides.extend(described.overrides);
+        variants.push(Variant { tier, weight, parts: numbers, workgroup_bytes: described.workgroup_bytes });
+    }
+    let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    ablations.push(Ablation { name, kernel, variants });
     Ok(())
 }
 
@@ -356,6 +470,11 @@ impl Parts {
             self.texts.push(text);
             self.texts.len() - 1
         })
+    }
+
+    /// What the parts with these numbers are together.
+    fn source(&self, numbers: &[usize]) -> String {
+        numbers.iter().map(|&number| self.texts[number].as_str()).collect()
     }
 }
 
@@ -628,28 +747,7 @@ fn table(kernels: &BTreeMap<String, Kernel>, parts: &Parts) -> String {
             format!("ParamField {{ name: {name:?}, wgsl_type: {wgsl_type:?}, offset_bytes: {offset} }}, ")
         };
         let fields: String = kernel.params.members.iter().map(field).collect();
-        let mut variants = String::new();
-        for v in &kernel.variants {
-            let tier = match v.tier.as_str() {
-                "t1" => "F16",
-                "t2" => "Subgroups",
-                "scalar" => "Scalar",
-                "matrix8" => "Matrix8",
-                "matrix16" => "Matrix16",
-                _ => "Baseline",
-            };
-            let weight = v.weight.as_ref().map_or("None".into(), |w| format!("Some(WeightType::{w})"));
-            let label = [Some(name.as_str()), v.weight.as_deref(), Some(v.tier.as_str())]
-                .into_iter()
-                .flatten()
-                .collect::<Vec<_>>()
-                .join(".");
-            let _ = write!(
-                variants,
-                "\n        Variant {{ label: {label:?}, tier: Tier::{tier}, weight: {weight}, workgroup_bytes: {}, parts: &{:?} }},",
-                v.workgroup_bytes, v.parts
-            );
-        }
+        let variants = variants(name, &kernel.variants);
         let _ = writeln!(
             out,
             "/// `{name}`, see the shader of that name.\n\
@@ -681,5 +779,48 @@ fn table(kernels: &BTreeMap<String, Kernel>, parts: &Parts) -> String {
         names.len(),
         names.join(", ")
     );
+    out
+}
+
+/// The Rust source of a list of variants.
+fn variants(name: &str, variants: &[Variant]) -> String {
+    let mut out = String::new();
+    for v in variants {
+        let tier = match v.tier.as_str() {
+            "t1" => "F16",
+            "t2" => "Subgroups",
+            "scalar" => "Scalar",
+            "matrix8" => "Matrix8",
+            "matrix16" => "Matrix16",
+            _ => "Baseline",
+        };
+        let weight = v.weight.as_ref().map_or("None".into(), |w| format!("Some(WeightType::{w})"));
+        let label = [Some(name), v.weight.as_deref(), Some(v.tier.as_str())]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(".");
+        let _ = write!(
+            out,
+            "\n        Variant {{ label: {label:?}, tier: Tier::{tier}, weight: {weight}, workgroup_bytes: {}, parts: &{:?} }},",
+            v.workgroup_bytes, v.parts
+        );
+    }
+    out
+}
+
+/// The Rust source of the ablations, none for a WASM module.
+fn ablated(ablations: &[Ablation]) -> String {
+    let mut out = String::new();
+    for Ablation { name, kernel, variants: of } in ablations {
+        let _ = writeln!(
+            out,
+            "/// `{kernel}` with functions replaced, see `{ABLATIONS}/{name}.wgsl`.\n\
+             pub(crate) static {}: Ablation = Ablation {{ kernel: &{}.kernel, variants: &[{}\n    ] }};",
+            name.to_uppercase(),
+            kernel.to_uppercase(),
+            variants(name, of)
+        );
+    }
     out
 }

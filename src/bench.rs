@@ -4,8 +4,10 @@
 //! the minimum bytes and operations per token. [`Probes`] measures the device in the same run with one kernel that
 //! only moves bytes and one that only multiplies. [`kernels`] does the same for each kernel, [`embed`] for text
 //! encoders, [`mol`] for mixtures of logits. A [`report`] has all of it for one
-//! device, in a format for exchange.
+//! device, in a format for exchange. [`ablate`] shows where a kernel's time goes.
 
+#[cfg(not(target_arch = "wasm32"))]
+pub mod ablate;
 pub mod embed;
 pub mod kernels;
 #[cfg(not(target_arch = "wasm32"))]

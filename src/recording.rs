@@ -13,6 +13,8 @@ use bytemuck::Pod;
 
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::shaders::Ablation;
 use crate::shaders::{Kernel, KernelOf, Tier, Variant, overrides};
 use crate::target::Target;
 use crate::tensor::{Attached, MemoryBlock, Role, Tensor, TensorStorage};
@@ -241,6 +243,32 @@ impl Recorder {
             layer: self.layer,
             batch_invariance: self.batch_invariance,
         });
+        Ok(())
+    }
+
+    /// Replaces the variants of a kernel's steps by those of an ablation, and sets overrides of their shaders.
+    ///
+    /// # Errors
+    /// What is missing: the ablation of a variant, or an override.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn ablate(
+        &mut self,
+        kernel: &Kernel,
+        ablation: Option<&'static Ablation>,
+        overrides: &[(&'static str, f64)],
+    ) -> Result<(), String> {
+        for step in self.steps.iter_mut().filter(|step| step.kernel.id == kernel.id) {
+            if let Some(ablation) = ablation.filter(|ablation| ablation.kernel.id == kernel.id) {
+                let is_same = |v: &&Variant| (v.tier, v.weight) == (step.variant.tier, step.variant.weight);
+                let found = ablation.variants.iter().find(is_same);
+                step.variant = found.ok_or_else(|| format!("{} has no such ablation", step.variant.label))?;
+            }
+            if let Some((name, _)) = overrides.iter().find(|(name, _)| !step.variant.has_override(name)) {
+                return Err(format!("{} has no override {name}", step.variant.label));
+            }
+            step.constants.retain(|(name, _)| overrides.iter().all(|(other, _)| other != name));
+            step.constants.extend(overrides);
+        }
         Ok(())
     }
 

@@ -173,6 +173,16 @@ impl Kernel {
     }
 }
 
+/// A kernel with some functions of its shader replaced, to measure what they cost.
+#[cfg(not(target_arch = "wasm32"))]
+#[derive(Debug)]
+pub(crate) struct Ablation {
+    /// The kernel as it is.
+    pub kernel: &'static Kernel,
+    /// Its variants for some weight types, with functions replaced.
+    pub variants: &'static [Variant],
+}
+
 /// A kernel whose params are a `P`.
 #[derive(Debug)]
 pub struct KernelOf<P> {

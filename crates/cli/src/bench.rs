@@ -1,5 +1,6 @@
 //! `tilewright bench`: speed of a model and of the kernels, beside the limits of the device.
 
+mod ablate;
 mod embed;
 mod html;
 mod memory;
@@ -19,6 +20,7 @@ use tilewright::bench::{self, CacheRow, Case, Phase, Probes, Reads, Row};
 use tilewright::generate::{PASS_SIZES, TimedDispatch, Timeline};
 use tilewright::{Device, DeviceInfo, Error, GenerateOptions, LoadOptions, Model};
 
+use self::ablate::AblateArgs;
 use self::embed::EmbedBenchArgs;
 use self::memory::MemoryBenchArgs;
 use self::mol::MolBenchArgs;
@@ -42,6 +44,12 @@ enum BenchCommand {
     /// Operands have the shapes of a Llama model. Rates are in bytes per second for kernels that the probes show to be
     /// limited by memory bandwidth, and in operations per second for the others.
     Kernels(KernelBenchArgs),
+    /// Show where a GPU's time goes: kernels with parts left out or settings changed, next to the kernels as they are.
+    ///
+    /// Matrix times vector, matrix product in half precision, a layer's products by number of rows, chains of
+    /// dispatches, and attention by depth. The column `predicted` is what arithmetic says for an H100, written down
+    /// before it was measured. Results of a kernel without one of its parts are wrong: only times are of interest.
+    Ablate(AblateArgs),
     /// Benchmark a text encoder by batch size, and find the fastest batch within limits.
     ///
     /// Shows rate, latency and place on the device's roofline for each batch size, next to a prediction from the two
@@ -167,7 +175,12 @@ impl BenchArgs {
         match &mut self.command {
             None => self.model.model.as_mut().or(self.model.named.as_mut()),
             Some(BenchCommand::Embed(args)) => Some(&mut args.model),
-            Some(BenchCommand::Kernels(_) | BenchCommand::Memory(_) | BenchCommand::Mol(_)) => None,
+            Some(
+                BenchCommand::Kernels(_)
+                | BenchCommand::Ablate(_)
+                | BenchCommand::Memory(_)
+                | BenchCommand::Mol(_),
+            ) => None,
             // `bench serve` resolves its model itself.
             #[cfg(feature = "serve")]
             Some(BenchCommand::Serve(_)) => None,
@@ -179,6 +192,7 @@ pub fn bench(args: BenchArgs) -> Result<(), CommandFailure> {
     match args.command {
         None => bench_model(&args.model),
         Some(BenchCommand::Kernels(args)) => bench_kernels(&args),
+        Some(BenchCommand::Ablate(args)) => ablate::bench(&args),
         Some(BenchCommand::Embed(args)) => embed::bench(&args),
         Some(BenchCommand::Memory(args)) => memory::bench(&args),
         Some(BenchCommand::Mol(args)) => mol::bench(&args),

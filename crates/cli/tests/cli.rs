@@ -628,6 +628,57 @@ fn bench_measures_kernels() {
 }
 
 #[test]
+fn bench_ablate_measures_every_case() {
+    let args = ["bench", "ablate", "--device", "gpu", "--tier", "f16", "--quick"];
+    let output = tilewright(&[&args[..], &["--json"]].concat());
+    let message = text(&output.stderr);
+    if lacks_adapter(&message) {
+        return;
+    }
+    if !output.status.success() && message.contains("shader-f16") {
+        return common::skip("the adapter has no tier f16");
+    }
+    assert!(output.status.success(), "{message}");
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = value["rows"].as_array().unwrap();
+    let cases = |part: &str| -> Vec<&str> {
+        rows.iter().filter(|row| row["part"] == part).map(|row| row["case"].as_str().unwrap()).collect()
+    };
+    let matvec = ["as is", "bytes by conversions", "bytes by bits", "loads only", "no scale", "x constant"];
+    assert_eq!(cases("matvec"), matvec.map(|case| format!("Q4_0 {case}")));
+    let mut matmul = vec!["F16 as is", "F16 staging only", "F16 matrices only"];
+    matmul.extend(["Q4_0 as is", "Q4_0 no unpack", "Q4_0 staging only", "Q4_0 matrices only"]);
+    matmul.extend(["Q4_K as is", "Q4_K no unpack", "Q4_K staging only", "Q4_K matrices only"]);
+    assert_eq!(cases("matmul_half"), matmul);
+    let rows_cases = [8, 16, 32, 64].map(|n| ["few", "many"].map(|class| format!("{n} rows, {class}")));
+    assert_eq!(cases("rows"), rows_cases.concat());
+    assert_eq!(cases("chain"), ["each reads what the one before wrote", "independent"]);
+    assert_eq!(cases("attention"), ["4 cached", "64 cached", "256 cached"]);
+    for row in rows {
+        for field in ["seconds", "of_as_is", "predicted_of_as_is", "predicted_seconds", "bytes_per_second"] {
+            // What is not finite is null.
+            assert!(row[field].as_f64().is_some_and(|number| number > 0.0), "{field} of {row}");
+        }
+    }
+    // A case is measured with its own shader: one with a function replaced has another label.
+    let kernel_of = |case: &str| rows.iter().find(|row| row["case"] == case).unwrap()["kernel"].as_str().unwrap();
+    assert!(kernel_of("Q4_0 as is").starts_with("matvec.Q4_0."));
+    assert!(kernel_of("Q4_0 loads only").starts_with("matvec_loads.Q4_0."));
+    assert!(kernel_of("Q4_K staging only").starts_with("matmul_half_staging.Q4_K."));
+    // This tier stages a fixed depth.
+    let left_out = value["left_out"].as_array().unwrap();
+    assert_eq!((left_out.len(), &left_out[0]["case"]), (1, &"Q4_0 half the depth".into()));
+
+    let table = text(&tilewright(&[&args[..], &["--only", "chain"]].concat()).stdout);
+    assert!(["predicted", "independent"].iter().all(|word| table.contains(word)), "{table}");
+    assert!(!table.contains("matvec"), "{table}");
+    let none = json_of(&[&args[..], &["--only", "chain", "--limit", "0", "--json"]].concat());
+    assert_eq!((none["rows"].as_array().unwrap().len(), none["left_out"].as_array().unwrap().len()), (0, 2));
+    fails(&["bench", "ablate", "--device", "cpu"], 2, &["a GPU", "no shaders"]);
+    fails(&["bench", "ablate", "--only", "matvec,some"], 2, &["some", "matmul_half"]);
+}
+
+#[test]
 fn bench_mol_plans_mixture_of_logits_shapes() {
     let weights = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/mol/mol.safetensors");
     let mut args = vec!["bench", "mol", "--device", "cpu", "--strip", "16", "--items", "1000", "--components", "2x3"];
