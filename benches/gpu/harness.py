@@ -2,15 +2,22 @@
 
 usage: benches/gpu/run [--out DIR] [--skip STAGE,..] [--only STAGE,..] [options]
 
-Stages, in order; one that cannot run says why and the others go on:
+Stages, in order, the most valuable first; one that cannot run says why and the others go on:
   checks        the Vulkan loader and a GPU; builds tilewright
   tests         tests of kernels, generation and models on every tier
+  ablate        tilewright bench ablate: where the kernels' time goes
   models        GGUF files of random weights
-  kernels       tilewright bench kernels
   bench         tilewright bench of each model
-  torch         PyTorch: copies, products, matrices times vectors
-  llama-cuda    llama.cpp with CUDA on the same files
   llama-vulkan  llama.cpp with Vulkan on the same files
+  sequences     many sequences at once in one engine
+  depth         decoding behind long contexts
+  dawn          the npm package in Node, through Dawn
+  cold          from the command to the first token, and the GPU's memory
+  embed         text encoders by batch size
+  mol           a mixture of logits in one kernel, and as a chain of kernels
+  torch         PyTorch: copies, products, matrices times vectors, the same encoders
+  kernels       tilewright bench kernels
+  llama-cuda    llama.cpp with CUDA on the same files
   llama-cpu     llama.cpp on the CPU, in a dry run alone
 
 DIR gets results.json, record.txt and the output of every command in logs/. What an earlier run left there is kept for
@@ -21,6 +28,7 @@ import argparse
 import ctypes
 import datetime
 import json
+import math
 import os
 import platform
 import re
@@ -28,6 +36,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -35,10 +44,43 @@ import summary
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-MODELS = "134m:Q4_0,llama-3.2-1b:Q4_0,llama-3.2-1b:Q4_K_M,llama-3.2-1b:Q8_0,llama-3.1-8b:Q4_0,llama-3.1-8b:Q4_K_M"
-# Of a dry run: seconds on a software adapter.
-SMALL = {"models": "134m:Q4_0", "prompt": 32, "decode": 4, "rounds": 1}
-FULL = {"models": MODELS, "prompt": 512, "decode": 128, "rounds": 5}
+MODELS = "llama-3.2-1b:Q4_0,llama-3.1-8b:Q4_0,llama-3.1-8b:Q4_K_M,llama-3.2-1b:Q4_K_M,llama-3.2-1b:Q8_0,llama-3.1-8b:Q8_0"
+ENCODERS = ["minilm-F32", "minilm-F16", "qwen3-embedding-0.6b-F32", "qwen3-embedding-0.6b-F16"]
+# Of a dry run: little enough for a software adapter.
+SMALL = {"models": "134m:Q4_0", "prompt": "16", "decode": 4, "rounds": 1, "depth": "64", "sequences": "1,2"}
+SMALL_ENCODERS = ["minilm-F16"]
+FULL = {
+    "models": MODELS,
+    "prompt": "512,2048",
+    "decode": 128,
+    "rounds": 5,
+    "depth": "8192,32768",
+    "sequences": "1,8,16,32,33,64",
+}
+# Tokens decoded at each depth.
+AT_DEPTH = 32
+EMBED_BATCHES = "1,10,32,100"
+# The package with llama.cpp's libraries, and those packages that have them for a stage.
+NODE_LLAMA = "3.22.1"
+LLAMA_BUILDS = {"llama-cuda": "linux-x64-cuda", "llama-vulkan": "linux-x64-vulkan", "llama-cpu": "linux-x64"}
+# Seconds that a part of a stage takes on an H100, of a model of 1 billion weights or less and of 8.
+SECONDS = {
+    "tests": (60, 60),
+    "ablate": (100, 100),
+    "models": (3, 12),
+    "bench": (8, 25),
+    "llama-vulkan": (20, 45),
+    "sequences": (15, 40),
+    "depth": (6, 20),
+    "dawn": (15, 60),
+    "cold": (6, 20),
+    "embed": (10, 10),
+    "mol": (20, 20),
+    "torch": (40, 40),
+    "kernels": (30, 30),
+    "llama-cuda": (20, 45),
+    "llama-cpu": (60, 600),
+}
 # Runs of `tilewright bench kernels`: name, width, tokens of the prefill pass, tier.
 KERNEL_RUNS = [
     ("2048", 2048, 512, None),
@@ -70,6 +112,8 @@ class Harness:
         self.env.setdefault("XDG_RUNTIME_DIR", str(self.fresh_folder("runtime")))
         self.tilewright = Path(args.tilewright).resolve() if args.tilewright else None
         self.adapter = None
+        self.stage = "checks"
+        self.end = time.monotonic() + args.budget if args.budget else math.inf
 
     def fresh_folder(self, name):
         folder = self.out / name
@@ -97,12 +141,13 @@ class Harness:
                 )
             except OSError as error:
                 raise Unavailable(f"{command[0]}: {error.strerror}") from error
+            limit = max(1, min(self.args.limit, self.end - time.monotonic()))
             try:
-                return process.wait(self.args.limit)
+                return process.wait(limit)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                raise Unavailable(f"{name} took longer than {self.args.limit} s") from None
+                raise Unavailable(f"{name} took longer than {limit:.0f} s") from None
 
     def command(self, name, command, **env):
         """Runs a command that must go well."""
@@ -110,9 +155,9 @@ class Harness:
             why = blame(self.log(name, "err")) or blame(self.log(name, "out"))
             raise Unavailable(f"{name} ended with {code}: {why}")
 
-    def measure(self, name, command):
+    def measure(self, name, command, **env):
         """The JSON that a command prints."""
-        self.command(name, command)
+        self.command(name, command, **env)
         try:
             return json.loads(self.log(name, "out").read_text())
         except json.JSONDecodeError as error:
@@ -155,7 +200,22 @@ class Harness:
             if not path.exists():
                 missing[name] = "no such model file: see models"
                 continue
-            collect(parts, missing, name, lambda: measure(name, path))
+            self.collect(parts, missing, name, lambda: measure(name, path))
+
+    def need_time(self, key):
+        wanted, left = seconds_of(self.stage, key), self.end - time.monotonic()
+        if wanted > left:
+            raise Unavailable(f"it takes about {wanted} s, and {max(left, 0):.0f} s of the budget are left")
+
+    def collect(self, parts, missing, key, measure):
+        """What `measure` returns is a part of its stage, if there is time for it; no other part depends on it."""
+        try:
+            self.need_time(key)
+            parts[key] = measure()
+            print(f"   {key} ran", flush=True)
+        except Unavailable as reason:
+            missing[key] = str(reason)
+            print(f"   {key} NOT RUN: {reason}", flush=True)
 
     # Stages. Each fills `parts` and `missing`, or raises `Unavailable`.
 
@@ -199,7 +259,7 @@ class Harness:
                 continue
             else:
                 command = ["cargo", "test", "--locked", "--release", "--test", program, "--", "--nocapture", *of_module]
-            collect(parts, missing, name, lambda: self.test(name, command))
+            self.collect(parts, missing, name, lambda: self.test(name, command))
 
     def test(self, name, command):
         full = {} if self.args.short_tests else {"TILEWRIGHT_FULL": "1"}
@@ -220,14 +280,21 @@ class Harness:
             "skipped": sorted(set(re.findall(r"(?:skipped|left out): (.+)", text))),
         }
 
+    def ablate(self, parts, missing):
+        self.need_adapter()
+        command = self.bench("ablate", *(["--quick", "--tier", "f16"] if self.args.software else []))
+        self.collect(parts, missing, "ablate", lambda: self.measure("ablate", command))
+
     def make_models(self, parts, missing):
-        files = self.model_files()
+        self.make_files(self.model_files(), parts, missing)
+
+    def make_files(self, files, parts, missing):
         parts.update({name: {"bytes": path.stat().st_size} for name, path in files.items() if path.exists()})
         absent = [name for name in files if name not in parts]
         if absent:
             python = self.python("models", ["gguf", "numpy"], "import gguf, numpy")
         for name in absent:
-            collect(parts, missing, name, lambda: self.make_model(python, name, files[name]))
+            self.collect(parts, missing, name, lambda: self.make_model(python, name, files[name]))
 
     def make_model(self, python, name, path):
         shape, _, kind = name.rpartition("-")
@@ -241,52 +308,137 @@ class Harness:
         self.need_adapter()
         for name, dim, n_prompt, tier in SMALL_KERNEL_RUNS if self.args.software else KERNEL_RUNS:
             words = ["kernels", "--dim", dim, "-p", n_prompt, "--texts", 10, *(["--tier", tier] if tier else [])]
-            collect(parts, missing, name, lambda: self.measure(f"kernels {name}", self.bench(*words)))
+            self.collect(parts, missing, name, lambda: self.measure(f"kernels {name}", self.bench(*words)))
 
     def bench_models(self, parts, missing):
         self.need_adapter()
         sizes = ["-p", self.args.prompt, "-n", self.args.decode, "-r", self.args.rounds]
         self.each_model(parts, missing, lambda name, path: self.measure(f"bench {name}", self.bench(path, *sizes)))
 
+    def depth(self, parts, missing):
+        self.need_adapter()
+        sizes = ["-p", 0, "-n", min(self.args.decode, AT_DEPTH), "-d", self.args.depth, "-r", 2]
+        self.each_model(parts, missing, lambda name, path: self.measure(f"depth {name}", self.bench(path, *sizes)))
+
+    def sequences(self, parts, missing):
+        self.need_adapter()
+        if self.args.engine:
+            command = [Path(self.args.engine).resolve()]
+        elif self.args.tilewright:
+            raise Unavailable("a binary of benches/engine.rs is needed beside that of tilewright: --engine BIN")
+        else:
+            command = ["cargo", "bench", "--locked", "--bench", "engine", "--"]
+        self.each_model(parts, missing, lambda name, path: self.engine(name, [*command, path]))
+
+    def engine(self, name, command):
+        self.command(f"sequences {name}", [*command, self.adapter["name"], self.args.sequences])
+        text = self.log(f"sequences {name}", "out").read_text()
+        rates = re.findall(r"^ *(\d+) sequences: +([\d.]+) tokens/s", text, re.MULTILINE)
+        if [int(n) for n, _ in rates] != numbers(self.args.sequences):
+            raise Unavailable(f"sequences {name} printed no rate of each number")
+        return {"rates": {n: float(rate) for n, rate in rates}}
+
+    def dawn(self, parts, missing):
+        self.need_adapter()
+        env = {}
+        if self.args.software:
+            # Dawn refuses old software adapters.
+            self.command("dawn driver", ["scripts/dawn-driver"])
+            driver = self.log("dawn driver", "out").read_text().strip()
+            env = {"VK_DRIVER_FILES": driver, "VK_ICD_FILENAMES": driver}
+        sizes = ["--prompt", self.args.prompt, "--decode", self.args.decode, "--rounds", self.args.rounds]
+        if self.args.package:
+            sizes += ["--package", Path(self.args.package).resolve()]
+        command = [self.args.node, HERE / "dawn.mjs", *sizes]
+        self.each_model(parts, missing, lambda name, path: self.measure(f"dawn {name}", [*command, path], **env))
+
+    def cold(self, parts, missing):
+        self.need_adapter()
+        self.each_model(parts, missing, self.cold_starts)
+
+    def cold_starts(self, name, path):
+        """Twice from the command to the end of a text of one token: without compiled pipelines, and with them."""
+        folder = str(self.fresh_folder("cold"))
+        words = ["run", path, "a", "-n", 1, "--temperature", 0, "--device", self.adapter["name"]]
+        found = {}
+        for which in ["first", "second"]:
+            with GpuMemory() as memory:
+                start = time.monotonic()
+                self.command(f"cold {name} {which}", [self.tilewright, *words], TILEWRIGHT_CACHE_DIR=folder)
+                found[f"{which}_seconds"] = time.monotonic() - start
+            found["peak_mib"] = memory.peak_mib
+        return found
+
+    def embed(self, parts, missing):
+        self.need_adapter()
+        names = SMALL_ENCODERS if self.args.software else ENCODERS
+        files = {name: self.models / f"{name}.gguf" for name in names}
+        self.make_files(files, {}, missing)
+        sizes = ["-b", EMBED_BATCHES]
+        if self.args.software:
+            texts = self.out / "texts.txt"
+            texts.write_text("w100 w101\nw102\n")
+            sizes = ["-b", "1,2", "--texts", texts]
+        for name in names:
+            if name in missing:
+                continue
+            for device, rounds in [(self.adapter["name"], 20), ("cpu", 3)]:
+                words = [files[name], *sizes, "-r", 1 if self.args.software else rounds]
+                command = [self.tilewright, "bench", "embed", *words, "--no-naive", "--in-flight", 0]
+                key = f"{name} cpu" if device == "cpu" else name
+                self.collect(
+                    parts, missing, key, lambda: self.measure(f"embed {key}", [*command, "--device", device, "--json"])
+                )
+
+    def mol(self, parts, missing):
+        self.need_adapter()
+        small = ["--strip", 64, "--items", 1000] if self.args.software else []
+        command = self.bench("mol", "--measured", 0, *small)
+        self.collect(parts, missing, "mol", lambda: self.measure("mol", command))
+
     def torch(self, parts, missing):
         self.need_gpu()
-        python = self.python("torch", ["torch", "numpy"], "import torch")
-        parts.update(self.measure("torch", [python, HERE / "torch_rates.py"]))
+        self.need_time("torch")
+        python = self.python("torch", ["torch", "numpy", "transformers"], "import torch, transformers")
+        parts.update(self.measure("torch", [python, HERE / "torch_rates.py", "--encoders", EMBED_BATCHES]))
 
     def llama_cuda(self, parts, missing):
         self.need_gpu()
-        env = {}
-        if not self.is_provided("llama-cuda"):
-            cuda = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-            if cuda is None:
-                raise Unavailable("no nvcc: install the CUDA toolkit, or give --wheels or --python")
-            flags = "-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=native"
-            env = {"CMAKE_ARGS": flags, "CUDACXX": cuda, "FORCE_CMAKE": "1"}
-        self.llama("llama-cuda", parts, missing, ["--gpu", "CUDA"], env)
+        self.llama(parts, missing, ["--gpu", "cuda"])
 
     def llama_vulkan(self, parts, missing):
-        self.need_gpu()
-        if not self.is_provided("llama-vulkan") and shutil.which("glslc") is None:
-            self.apt("glslc", "libvulkan-dev", "spirv-headers", "g++", "make")
-        env = {"CMAKE_ARGS": "-DGGML_VULKAN=on", "FORCE_CMAKE": "1"}
-        self.llama("llama-vulkan", parts, missing, ["--gpu", "Vulkan"], env)
+        self.need_adapter()
+        self.llama(parts, missing, ["--gpu", "vulkan"])
 
     def llama_cpu(self, parts, missing):
-        self.llama("llama-cpu", parts, missing, ["--threads", os.cpu_count()], {})
+        # Two threads, for they wait for each other spinning.
+        self.llama(parts, missing, ["--threads", min(2, os.cpu_count())])
 
-    def llama(self, stage, parts, missing, words, env):
-        # pip would take the other backend's build from its cache.
-        source = [] if self.args.wheels else ["--no-cache-dir", "--no-binary", "llama-cpp-python"]
-        python = self.python(stage, [*source, "llama-cpp-python"], "import llama_cpp", **env)
-        script = ROOT / "benches" / "peers" / "llama_rates.py"
+    def llama(self, parts, missing, words):
+        root = self.llama_root()
+        # Software adapters are left out unless they are named.
+        env = {"GGML_VK_VISIBLE_DEVICES": "0"} if self.args.software else {}
         sizes = ["--prompt", self.args.prompt, "--decode", self.args.decode, "--rounds", self.args.rounds]
-        words = [*sizes, *words]
+        sizes += ["--depth", self.args.depth, "--sequences", self.args.sequences, "--root", root]
+        command = [self.args.node, HERE / "llama.mjs", *sizes, *words]
         self.each_model(
-            parts, missing, lambda name, path: self.measure(f"{stage} {name}", [python, script, path, *words])
+            parts, missing, lambda name, path: self.measure(f"{self.stage} {name}", [*command, path], **env)
         )
 
-    def is_provided(self, stage):
-        return bool(self.args.wheels) or stage in self.args.python
+    def llama_root(self):
+        """A folder with `node-llama-cpp` and the libraries of this stage: the one that was named, or one made here."""
+        if self.args.node_llama:
+            return Path(self.args.node_llama).resolve()
+        root = self.out / "llama"
+        build = f"@node-llama-cpp/{LLAMA_BUILDS[self.stage]}"
+        if not (root / "node_modules" / build).is_dir():
+            root.mkdir(exist_ok=True)
+            (root / "package.json").write_text("{}")
+            # Its script would compile where no library fits; each library is fetched by its own stage.
+            options = ["--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--prefix", root]
+            packages = [f"{package}@{NODE_LLAMA}" for package in ["node-llama-cpp", build]]
+            self.command(f"{self.stage} install", ["npm", "install", *options, *packages])
+        return root
 
     def need_gpu(self):
         if self.args.software:
@@ -296,14 +448,73 @@ class Harness:
 STAGES = {
     "checks": Harness.checks,
     "tests": Harness.tests,
+    "ablate": Harness.ablate,
     "models": Harness.make_models,
-    "kernels": Harness.kernels,
     "bench": Harness.bench_models,
-    "torch": Harness.torch,
-    "llama-cuda": Harness.llama_cuda,
     "llama-vulkan": Harness.llama_vulkan,
+    "sequences": Harness.sequences,
+    "depth": Harness.depth,
+    "dawn": Harness.dawn,
+    "cold": Harness.cold,
+    "embed": Harness.embed,
+    "mol": Harness.mol,
+    "torch": Harness.torch,
+    "kernels": Harness.kernels,
+    "llama-cuda": Harness.llama_cuda,
     "llama-cpu": Harness.llama_cpu,
 }
+
+
+class GpuMemory:
+    """The most memory that is in use on the first NVIDIA GPU while this is entered; `None` without its tool."""
+
+    def __enter__(self):
+        self.peak_mib, self.ends = None, threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+        self.thread.start()
+        return self
+
+    def watch(self):
+        while not self.ends.is_set():
+            used = output_of("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()
+            if not used:
+                return
+            self.peak_mib = max(int(used[0]), self.peak_mib or 0)
+
+    def __exit__(self, *_):
+        self.ends.set()
+        self.thread.join()
+
+
+def parts_of(stage, args):
+    """The parts of a stage, by name."""
+    names = {
+        "tests": TESTS,
+        "embed": [f"{name}{on}" for name in ENCODERS for on in ["", " cpu"]],
+        "kernels": [name for name, *_ in KERNEL_RUNS],
+    }
+    return names.get(stage, [stage] if stage in ["ablate", "mol", "torch"] else model_names(args))
+
+
+def seconds_of(stage, part):
+    """About how long a part takes on an H100."""
+    return SECONDS[stage][1 if "8b" in part else 0]
+
+
+def plan(wanted, args):
+    """What the stages should take on an H100, one after the other."""
+    lines, total = [f"{'stage':<14} {'parts':>5} {'seconds':>8} {'in all':>7}"], 0
+    for stage in wanted:
+        parts = parts_of(stage, args)
+        seconds = sum(seconds_of(stage, part) for part in parts)
+        total += seconds
+        over = ", parts beyond the budget are left out" if args.budget and total > args.budget else ""
+        lines.append(f"{stage:<14} {len(parts):>5} {seconds:>8} {total:>7}{over}")
+    return "\n".join(lines)
+
+
+def numbers(text):
+    return [int(word) for word in words(text)]
 
 
 def blame(path):
@@ -314,16 +525,6 @@ def blame(path):
     return (errors or lines[-1:] or [""])[0][-300:]
 
 
-def collect(parts, missing, key, measure):
-    """What `measure` returns is a part of its stage; that it could not be measured concerns no other part."""
-    try:
-        parts[key] = measure()
-        print(f"   {key} ran", flush=True)
-    except Unavailable as reason:
-        missing[key] = str(reason)
-        print(f"   {key} NOT RUN: {reason}", flush=True)
-
-
 def model_names(args):
     return [spec.replace(":", "-") for spec in args.models.split(",")]
 
@@ -332,6 +533,7 @@ def run_stage(harness, name):
     """Runs a stage and returns its results; whatever goes wrong in it is its own affair."""
     print(f"== {name}", flush=True)
     start, parts, missing, reason = time.monotonic(), {}, {}, ""
+    harness.stage = name
     try:
         STAGES[name](harness, parts, missing)
     except Unavailable as why:
@@ -410,10 +612,18 @@ def arguments():
     parser.add_argument("--models-dir", metavar="DIR", help="where model files are kept; OUT/models if absent")
     parser.add_argument("--wheels", metavar="DIR", help="install from DIR/STAGE instead of the network")
     parser.add_argument("--python", type=words, default=[], metavar="STAGE=PYTHON,..", help="that has what it takes")
-    parser.add_argument("--prompt", type=int, metavar="N", help="tokens of the prompt: 512")
+    parser.add_argument("--engine", metavar="BIN", help="a binary of benches/engine.rs, beside --tilewright")
+    parser.add_argument("--node", type=program, default="node", metavar="BIN", help="Node, for dawn and llama.cpp")
+    parser.add_argument("--package", metavar="DIR", help="the built npm package; npm/dist if absent")
+    parser.add_argument("--node-llama", metavar="DIR", help="that has node-llama-cpp in its node_modules")
+    parser.add_argument("--prompt", metavar="N,..", help="tokens of prompts: 512,2048")
     parser.add_argument("--decode", type=int, metavar="N", help="tokens decoded: 128")
     parser.add_argument("--rounds", type=int, metavar="N", help="repetitions: 5")
+    parser.add_argument("--depth", metavar="N,..", help="tokens before those decoded: 8192,32768")
+    parser.add_argument("--sequences", metavar="N,..", help="sequences at once: 1,8,16,32,33,64")
     parser.add_argument("--limit", type=int, default=3600, metavar="SECONDS", help="that a command may take: 3600")
+    parser.add_argument("--budget", type=int, metavar="SECONDS", help="that all may take: parts beyond are left out")
+    parser.add_argument("--plan", action="store_true", help="print what the stages should take, and nothing else")
     parser.add_argument("--commit", metavar="ID", help="of the binary, where there is no git")
     args = parser.parse_args()
     for key, value in (SMALL if args.software else FULL).items():
@@ -446,8 +656,13 @@ def stages(text):
 
 def main():
     args = arguments()
+    rest = [name for name in STAGES if name != "checks" and (args.software or name != "llama-cpu")]
+    wanted = [name for name in rest if name not in args.skip and (not args.only or name in args.only)]
+    print(plan(wanted, args), flush=True)
+    if args.plan:
+        return 0
     harness = Harness(args)
-    sizes = {"prompt": args.prompt, "decode": args.decode, "rounds": args.rounds}
+    sizes = {key: getattr(args, key) for key in ["prompt", "decode", "rounds", "depth", "sequences"]}
     command = ["benches/gpu/run", *(["--software"] if args.software else [])]
     command += [f"--{key} {value}" for key, value in {"models": args.models, **sizes}.items()]
     results = {
@@ -462,8 +677,6 @@ def main():
     unknown = {"name": "none", "backend": "-", "driver": "-", "tier": "-"}
     results.update(adapter=harness.adapter or unknown, drivers=drivers())
     kept = earlier(harness.out, {key: results[key] for key in ["commit", "adapter", "sizes"]})
-    rest = [name for name in STAGES if name != "checks" and (args.software or name != "llama-cpu")]
-    wanted = [name for name in rest if name not in args.skip and (not args.only or name in args.only)]
     for name in rest:
         reason = "not reached" if name in wanted else "skipped"
         results["stages"][name] = {**kept[name], "is_kept": True} if name in kept else left_out(reason)

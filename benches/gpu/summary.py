@@ -20,6 +20,8 @@ SHAPES = ["llama-3.2-1b", "llama-3.1-8b"]
 TYPES = ["Q4_0", "Q4_K_M"]
 DRY_RUN = "a dry run on a software adapter"
 PEERS = ["llama-vulkan", "llama-cuda", "llama-cpu"]
+# Models whose rates in Node are compared with the native ones.
+IN_NODE = ["llama-3.2-1b-Q4_0", "llama-3.1-8b-Q4_0"]
 
 
 class Missing(Exception):
@@ -66,6 +68,10 @@ def targets(results):
     for model in [f"{shape}-{kind}" for shape in SHAPES for kind in TYPES]:
         text = f"prefill {model}, by llama.cpp cuda"
         found.append(judge(text, 0.80, lambda: against_llama(results, model, "cuda", "prefill")))
+    for model in IN_NODE:
+        for phase in ["decode", "prefill"]:
+            text = f"{phase} {model} in Node on Dawn, by native"
+            found.append(judge(text, 0.80, lambda: in_node(results, model, phase)))
     for target in found:
         if target.verdict == MET and (reason := failures(results)):
             target.verdict, target.reason = MISSED, reason
@@ -185,19 +191,40 @@ def against_cublas(results, kind, rate, remark):
     return rate / peer, f"{rate / 1e12:.1f} by {peer / 1e12:.1f} TFLOP/s, {remark}"
 
 
+def first_prompt(results):
+    """The length of the prompts that targets are about, as text."""
+    return results["sizes"]["prompt"].split(",")[0]
+
+
+def phase_of(setting, phase, prompt):
+    """The rate of one of llama.cpp's settings."""
+    return setting["decode"] if phase == "decode" else setting["prefill"][prompt]
+
+
 def against_llama(results, model, backend, phase):
     """Our rate by the faster of llama.cpp's settings; medians."""
-    ours = our_rate(results, model, phase)
+    ours = our_rate(results, "bench", model, phase)
     settings = part(results, f"llama-{backend}", model)["settings"]
-    rates = {name: setting[phase]["median"] for name, setting in settings.items()}
+    prompt = first_prompt(results)
+    rates = {name: phase_of(setting, phase, prompt)["median"] for name, setting in settings.items()}
     best = max(rates, key=rates.get)
     return ours / rates[best], f"{ours:.1f} by {rates[best]:.1f} tokens/s, {best}"
 
 
-def our_rate(results, model, phase):
-    rows = [row for row in part(results, "bench", model)["rows"] if row["phase"] == phase]
+def in_node(results, model, phase):
+    """The npm package's rate by our native one; medians."""
+    node, native = (our_rate(results, stage, model, phase) for stage in ["dawn", "bench"])
+    if not native > 0:
+        raise Missing(f"bench: measured {native} for {model}")
+    return node / native, f"{node:.1f} by {native:.1f} tokens/s"
+
+
+def our_rate(results, stage, model, phase):
+    sizes = results["sizes"]
+    test = f"tg{sizes['decode']}" if phase == "decode" else f"pp{first_prompt(results)}"
+    rows = [row for row in part(results, stage, model)["rows"] if row["test"] == test]
     if len(rows) != 1:
-        raise Missing(f"bench: {len(rows)} rows of {phase} for {model}")
+        raise Missing(f"{stage}: {len(rows)} rows of {test} for {model}")
     return rows[0]["tokens_per_second"]["median"]
 
 
@@ -214,7 +241,8 @@ def record(results):
     lines += ["", "stages"]
     for name, stage in results["stages"].items():
         lines.append(f"{name:<12} {state(stage)}")
-    lines += rates(results) + kernels(results) + torch_rates(results)
+    for table in [rates, sequences, cold, ablations, encoders, mixtures, kernels, torch_rates]:
+        lines += table(results)
     return "\n".join(lines) + "\n"
 
 
@@ -231,26 +259,98 @@ def state(stage):
 
 def rates(results):
     """Tokens per second of every engine on every model; medians, lowest to highest."""
-    lines = ["", f"{'model':<22} {'engine':<34} {'prefill tokens/s':>30} {'decode tokens/s':>30}"]
+    lines = ["", f"{'model':<22} {'engine':<32} {'test':<14} {'tokens/s':>32}"]
 
-    def show(rate):
-        return f"{rate['median']:.1f} ({rate['lowest']:.1f} to {rate['highest']:.1f})"
+    def show(model, engine, test, rate):
+        found = f"{rate['median']:.1f} ({rate['lowest']:.1f} to {rate['highest']:.1f})"
+        lines.append(f"{model:<22} {engine:<32} {test:<14} {found:>32}")
 
     # In the order of their first appearance.
-    models = dict.fromkeys(model for stage in ["bench", *PEERS] for model in measured(results, stage))
-    for model in models:
-        engines = {}
-        if model in measured(results, "bench"):
-            rows = measured(results, "bench")[model]["rows"]
-            engines["tilewright"] = {row["phase"]: row["tokens_per_second"] for row in rows}
+    ours = {"bench": "tilewright", "depth": "tilewright", "dawn": "tilewright in Node, Dawn"}
+    for model in dict.fromkeys(model for stage in [*ours, *PEERS] for model in measured(results, stage)):
+        for stage, engine in ours.items():
+            for row in measured(results, stage).get(model, {"rows": []})["rows"]:
+                show(model, engine, row["test"], row["tokens_per_second"])
         for stage in PEERS:
-            settings = measured(results, stage).get(model, {"settings": {}})["settings"]
-            engines.update({f"{stage}, {name}": by_phase for name, by_phase in settings.items()})
-        for engine, by_phase in engines.items():
-            prefill, decode = (show(by_phase[phase]) if phase in by_phase else "-" for phase in ["prefill", "decode"])
-            lines.append(f"{model:<22} {engine:<34} {prefill:>30} {decode:>30}")
+            peer = measured(results, stage).get(model, {"settings": {}, "depth": {}})
+            for name, setting in peer["settings"].items():
+                for n, rate in setting["prefill"].items():
+                    show(model, f"{stage}, {name}", f"pp{n}", rate)
+                show(model, f"{stage}, {name}", f"tg{results['sizes']['decode']}", setting["decode"])
+            for depth, rate in peer["depth"].items():
+                show(model, stage, f"tg @ d{depth}", rate)
     lines += [f"{engine:<22} {about}" for engine, about in builds(results)]
     return lines if len(lines) > 2 else []
+
+
+def sequences(results):
+    """Tokens per second of all sequences together."""
+    found = {}
+    for model, run in measured(results, "sequences").items():
+        found[model, "tilewright"] = run["rates"]
+    for stage in PEERS:
+        for model, run in measured(results, stage).items():
+            if run["sequences"]:
+                found[model, stage] = {n: rate["median"] for n, rate in run["sequences"].items()}
+    lines = ["", "sequences at once, tokens/s of all of them"] if found else []
+    for (model, engine), by_number in found.items():
+        rates = "".join(f"{n:>4}: {rate:>8.1f}" for n, rate in by_number.items())
+        lines.append(f"{model:<22} {engine:<14}{rates}")
+    return lines
+
+
+def cold(results):
+    lines = []
+    for model, run in measured(results, "cold").items():
+        peak = f"{run['peak_mib']} MiB at most" if run["peak_mib"] else "unknown"
+        lines.append(f"{model:<22} {run['first_seconds']:>8.2f} s {run['second_seconds']:>8.2f} s   {peak}")
+    title = "from the command to one token: without compiled pipelines, with them; the GPU's memory in use"
+    return ["", title, *lines] if lines else []
+
+
+def ablations(results):
+    """Where the kernels' time goes: times, and ratios to the kernel as it is, measured and predicted for an H100."""
+    run = measured(results, "ablate").get("ablate")
+    if run is None:
+        return []
+    lines = ["", f"{'ablation':<50} {'us':>10} {'of as is':>9} {'predicted':>9} {'predicted us':>13}"]
+    for row in run["rows"]:
+        name = f"{row['part']}: {row['case']}"
+        lines.append(
+            f"{name:<50} {1e6 * row['seconds']:>10.1f} {row['of_as_is']:>9.2f} {row['predicted_of_as_is']:>9.2f} "
+            f"{1e6 * row['predicted_seconds']:>13.1f}"
+        )
+    for left in run["left_out"]:
+        lines.append(f"left out: {left['part']}: {left['case'] or 'altogether'}: {left['reason']}")
+    return lines
+
+
+def encoders(results):
+    """Texts per second by batch size, ours and PyTorch's."""
+    found = {
+        name: [(row["n_texts"], row["texts_per_second"]["median"]) for row in run["rows"]]
+        for name, run in measured(results, "embed").items()
+    }
+    for name, row in measured(results, "torch").items():
+        if "texts_per_second" in row:
+            encoder, n, _ = name.split()
+            found.setdefault(f"{encoder} PyTorch", []).append((int(n), row["texts_per_second"]))
+    lines = ["", "encoders, texts/s by texts in a batch"] if found else []
+    for name, by_batch in sorted(found.items()):
+        lines.append(f"{name:<34}" + "".join(f"{n:>5}: {rate:>10.1f}" for n, rate in by_batch))
+    return lines
+
+
+def mixtures(results):
+    """A mixture of logits in one kernel and as a chain of kernels."""
+    run = measured(results, "mol").get("mol")
+    lines = ["", f"{'mixture of logits':<36} {'fused ms':>10} {'chain ms':>10} {'ratio':>7}"] if run else []
+    for table in run["tables"] if run else []:
+        shape, rows = table["shape"], {row["operation"]: row["seconds"] for row in table["rows"]}
+        name = f"{shape['query_components']} x {shape['item_components']} x {shape['dim']}, {run['strip']} items"
+        fused, chain = rows["mixture"], rows["chain"]
+        lines.append(f"{name:<36} {1e3 * fused:>10.3f} {1e3 * chain:>10.3f} {chain / fused:>6.2f}x")
+    return lines
 
 
 def builds(results):
@@ -259,7 +359,7 @@ def builds(results):
         peers = list(measured(results, name).values())
         if peers:
             peer = peers[0]
-            yield name, "; ".join([f"llama-cpp-python {peer['version']}", peer["device"], *peer["remarks"]])
+            yield name, "; ".join([peer["version"], peer["device"], *peer["remarks"]])
 
 
 def kernels(results):
@@ -293,6 +393,8 @@ def torch_rates(results):
     for name, row in parts.items():
         if "flop_per_second" in row:
             lines.append(f"{name:<28} {row['flop_per_second'] / 1e12:>8.2f} TFLOP/s")
+        elif "texts_per_second" in row:
+            continue
         elif "bytes_per_second" in row:
             lines.append(f"{name:<28} {row['bytes_per_second'] / 1e9:>8.1f} GB/s")
         else:

@@ -1,9 +1,12 @@
-"""What PyTorch, and with it cuBLAS or rocBLAS, reaches on the first GPU: copies, products, matrices times vectors.
+"""What PyTorch, and with it cuBLAS or rocBLAS, reaches on the first GPU: copies, products, matrices times vectors, encoders.
 
-usage: torch_rates.py
+usage: torch_rates.py [--encoders 1,10,32,100]
 
 Prints one JSON object. Times are medians by the device's events. Single precision stays off the tensor cores.
+Encoders are those of `transformers` with random weights, in the shapes of make_gguf.py, by texts in a batch. A text has
+as many tokens as those of `tilewright bench embed` have on average; there are no texts, so nothing is tokenized.
 """
+import argparse
 import json
 import statistics
 import sys
@@ -16,6 +19,8 @@ CUBE = 4096
 COPY_BYTES = 1 << 30
 # Together more than any cache holds.
 COLD_BYTES = 1 << 30
+# Of each text of a batch.
+TEXT_TOKENS = 34
 # Rows and columns: projections, both ways through the feed-forward, and the head of a model of 8 billion parameters.
 MATRICES = [(4096, 4096), (14_336, 4096), (4096, 14_336), (128_256, 4096)]
 
@@ -63,7 +68,37 @@ def matvec(rows, cols, dtype):
     return {"bytes_per_second": bytes_each * n_copies / seconds(run)}
 
 
+def encoders():
+    from transformers import BertConfig, BertModel, Qwen3Config, Qwen3Model
+
+    minilm = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
+    qwen3 = Qwen3Config(
+        hidden_size=1024,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=3072,
+        vocab_size=151_669,
+    )
+    return {"minilm": BertModel(minilm), "qwen3-embedding-0.6b": Qwen3Model(qwen3)}
+
+
+@torch.inference_mode()
+def embed(model, n_texts):
+    ids = torch.randint(5, 30_000, (n_texts, TEXT_TOKENS), device="cuda")
+
+    def run():
+        vectors = model(ids).last_hidden_state.mean(1)
+        torch.nn.functional.normalize(vectors).cpu()
+
+    return {"texts_per_second": n_texts / seconds(run)}
+
+
 def main():
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--encoders", default="", metavar="N,..")
+    batches = [int(n) for n in parser.parse_args().encoders.split(",") if n]
     if not torch.cuda.is_available():
         sys.exit("PyTorch sees no GPU")
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -81,6 +116,10 @@ def main():
         for dtype in [torch.float32, torch.float16]:
             name = f"matvec {str(dtype).removeprefix('torch.float')} {rows}x{cols}"
             parts[name] = matvec(rows, cols, dtype)
+    for name, model in encoders().items() if batches else ():
+        for dtype, kind in [(torch.float32, "F32"), (torch.float16, "F16")]:
+            model = model.to("cuda", dtype).eval()
+            parts.update({f"{name}-{kind} {n} texts": embed(model, n) for n in batches})
     print(json.dumps(parts))
 
 
