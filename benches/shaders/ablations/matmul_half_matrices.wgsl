@@ -6,10 +6,10 @@
 fn tile_product(local: u32, m0: u32, n0: u32, quads: vec2<u32>) -> Products {
     let step = DEPTH / 4u;
     var sum = Products();
-    stage(local, read_step(local, m0, n0, quads.x));
+    stage(local, read_step(local, m0, n0, quads.x), 0u);
     for (var q0 = quads.x; q0 < quads.y; q0 += step) {
         workgroupBarrier();
-        sum = multiplied(local, sum);
+        sum = multiplied(local, 0u, sum);
     }
     return sum;
 }

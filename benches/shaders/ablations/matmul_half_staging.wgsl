@@ -7,10 +7,10 @@ fn tile_product(local: u32, m0: u32, n0: u32, quads: vec2<u32>) -> Products {
     var sum = Products();
     var ahead = read_step(local, m0, n0, quads.x);
     for (var q0 = quads.x; q0 < quads.y; q0 += step) {
-        stage(local, ahead);
+        stage(local, ahead, 0u);
         workgroupBarrier();
         ahead = read_step(local, m0, n0, min(q0 + step, quads.y - step));
         workgroupBarrier();
     }
-    return multiplied(local, sum);
+    return multiplied(local, 0u, sum);
 }
