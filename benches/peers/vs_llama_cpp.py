@@ -10,11 +10,11 @@ greedily. Both caches are in half precision, and both round activations to bytes
 import argparse
 import json
 import os
+import statistics
 import subprocess
+import time
 
 import llama_cpp
-
-from llama_rates import LlamaCpp, spread
 
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("model")
@@ -25,7 +25,35 @@ parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--rounds", type=int, default=5)
 args = parser.parse_args()
 
-llama = LlamaCpp(args.model, args.prompt, args.decode, args.threads)
+llama = llama_cpp.Llama(
+    args.model,
+    n_ctx=args.prompt + args.decode + 1,
+    n_batch=max(args.prompt, 32),
+    n_ubatch=max(args.prompt, 32),
+    n_threads=args.threads,
+    n_threads_batch=args.threads,
+    verbose=False,
+)
+prompt = [3 + 7919 * i % (llama.n_vocab() - 3) for i in range(args.prompt)]
+
+
+def evaluate(tokens):
+    llama.eval(tokens)
+    llama_cpp.llama_synchronize(llama.ctx)
+
+
+def llama_rates():
+    """Tokens per second of the prompt, and of decoding behind one token."""
+    llama.reset()
+    start = time.perf_counter()
+    evaluate(prompt)
+    prefill = args.prompt / (time.perf_counter() - start)
+    llama.reset()
+    evaluate(prompt[:1])
+    start = time.perf_counter()
+    for i in range(args.decode):
+        evaluate([prompt[i % args.prompt]])
+    return prefill, args.decode / (time.perf_counter() - start)
 
 
 def tilewright_rates():
@@ -37,9 +65,9 @@ def tilewright_rates():
     return prefill, decode
 
 
-engines = {"llama.cpp": llama.rates, "tilewright": tilewright_rates}
+engines = {"llama.cpp": llama_rates, "tilewright": tilewright_rates}
 rates = {name: [] for name in engines}
-llama.rates()
+llama_rates()
 for _ in range(args.rounds):
     for name, measure in engines.items():
         rates[name].append(measure())
@@ -49,9 +77,8 @@ print(llama_cpp.llama_print_system_info().decode().strip())
 medians = {}
 for name in engines:
     for phase, values in zip(["prefill", "decode"], zip(*rates[name])):
-        rate = spread(values)
-        medians[name, phase] = rate["median"]
-        print(f"{name:<12} {phase:<8} {rate['median']:>9.1f} tokens/s ({rate['lowest']:.1f} to {rate['highest']:.1f})")
+        median = medians[name, phase] = statistics.median(values)
+        print(f"{name:<12} {phase:<8} {median:>9.1f} tokens/s ({min(values):.1f} to {max(values):.1f})")
 for phase in ["prefill", "decode"]:
     ratio = medians["tilewright", phase] / medians["llama.cpp", phase]
     print(f"{phase:<8} tilewright / llama.cpp = {ratio:.2f}")
