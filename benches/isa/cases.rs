@@ -19,34 +19,45 @@ pub struct Case {
     pub constants: Vec<(String, f64)>,
 }
 
+/// What the constants of pipelines depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine {
+    /// Invocations of the smallest and the largest subgroup.
+    pub subgroup: [u32; 2],
+    pub has_matrices: bool,
+    /// Whether bytes become numbers by bits, see `TargetLimits::converts_slowly`.
+    pub converts_slowly: bool,
+}
+
 /// Weight types in the default sample, one for each kind of block; the code of others differs little.
 const SAMPLED: [WeightType; 6] =
     [WeightType::F32, WeightType::F16, WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K, WeightType::Q6_K];
 
 /// Every variant that a GPU may run, with the constants of models of 1 to 8 billion weights.
-pub fn variants() -> Vec<Case> {
+pub fn variants(machine: &Machine) -> Vec<Case> {
     let mut cases = Vec::new();
     for kernel in shaders::ALL {
         // Only software adapters use the scalar tier, and only Apple's GPUs have 8 x 8 matrices.
         for variant in kernel.variants.iter().filter(|v| !matches!(v.tier, Tier::Scalar | Tier::Matrix8)) {
-            let constants = constants(kernel.name, variant.tier);
+            let constants = constants(kernel.name, variant.tier, machine.subgroup[1]);
             cases.extend(constants.iter().map(|constants| Case::new(kernel.name, kernel, variant, constants)));
         }
     }
-    cases
+    cases.retain(|case| machine.has_matrices || !case.has_matrices());
+    if machine.converts_slowly { cases.into_iter().map(Case::by_bits).collect() } else { cases }
 }
 
 /// The pipelines of some models' prefill and decode passes, as on a discrete GPU. Each is in the first tier that has
 /// it.
-pub fn passes(has_matrices: bool) -> Result<Vec<Case>, Error> {
-    // Limits that RADV reports, as `AdapterReport::target` reads them.
+pub fn passes(machine: &Machine) -> Result<Vec<Case>, Error> {
+    // Limits that drivers of discrete GPUs report, as `AdapterReport::target` reads them.
     let limits = TargetLimits {
         max_workgroups: 65_535,
         max_binding_bytes: (1 << 31) - 256,
         max_dispatch_operations: 1 << 38,
-        min_subgroup: 32,
-        max_subgroup: 64,
-        converts_slowly: false,
+        min_subgroup: machine.subgroup[0],
+        max_subgroup: machine.subgroup[1],
+        converts_slowly: machine.converts_slowly,
         max_workgroup_bytes: 48 << 10,
         max_splits: 8,
         params_stride: 256,
@@ -54,7 +65,7 @@ pub fn passes(has_matrices: bool) -> Result<Vec<Case>, Error> {
     let mut cases: Vec<Case> = Vec::new();
     // The default tier, and those that a user may choose.
     let tiers = [Tier::Subgroups, Tier::F16, Tier::Matrix16];
-    for tier in tiers.into_iter().filter(|tier| has_matrices || tier.matrix_size().is_none()) {
+    for tier in tiers.into_iter().filter(|tier| machine.has_matrices || tier.matrix_size().is_none()) {
         let target = Target::new(TargetKind::Gpu, tier, limits);
         for shape in SHAPES {
             for n_tokens in [1, 512] {
@@ -77,7 +88,7 @@ pub fn passes(has_matrices: bool) -> Result<Vec<Case>, Error> {
 }
 
 /// The constants of a kernel's pipelines in a tier, one list per pipeline.
-fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
+fn constants(kernel: &str, tier: Tier, subgroup: u32) -> Vec<Vec<(&'static str, f64)>> {
     let sizes = |small: f64, more: &[(&'static str, f64)]| {
         [small, 2.0 * small].map(|size| [&[("TILE", size), ("GUARDED", 0.0)], more].concat()).to_vec()
     };
@@ -106,7 +117,7 @@ fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
             let constants = |[rows, cols, across, stages]: [u32; 4]| {
                 let mut constants = vec![("ROWS", rows), ("COLS", cols), ("GUARDED", 0)];
                 if has_matrices {
-                    constants.extend([("SUBGROUP", 64), ("ACROSS", across)]);
+                    constants.extend([("SUBGROUP", subgroup), ("ACROSS", across)]);
                 }
                 if stages > 1 {
                     constants.push(("STAGES", stages));
@@ -119,7 +130,9 @@ fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
         ("matmul" | "matmul_plain", _) => sizes(64.0, &[]),
         // Heads of 64 and 128 elements, and norms of heads.
         ("attention_prefill", _) => vec![vec![("PARTS", 1.0)], vec![("PARTS", 2.0)]],
-        ("attention_half", _) => [64.0, 128.0].map(|dim| vec![("HEAD_DIM", dim), ("SUBGROUP", 64.0)]).to_vec(),
+        ("attention_half", _) => {
+            [64.0, 128.0].map(|dim| vec![("HEAD_DIM", dim), ("SUBGROUP", f64::from(subgroup))]).to_vec()
+        }
         ("attention_decode", _) => vec![vec![("ROWS", 4.0)], vec![("ROWS", 2.0), ("NORM", 1.0)]],
         ("rope_kv", _) => vec![vec![], vec![("NORM", 1.0)]],
         // 4 x 4, 4 x 8 and 8 x 8 components, each with the host's number of queries per batch.
@@ -161,9 +174,28 @@ impl Case {
         of_vectors.then(|| if self.columns() > 1 { 4 * 8 * self.columns() } else { 4 * 32 / parts })
     }
 
+    /// Weights of a round.
+    pub fn weights_per_round(&self) -> Option<u32> {
+        Some(self.products_per_round()? / self.columns())
+    }
+
     /// Tokens that an invocation multiplies side by side.
     pub fn columns(&self) -> u32 {
         self.constant("COLUMNS").map_or(1, |columns| columns as u32)
+    }
+
+    /// Whether it unpacks bytes, and so has two ways to do that.
+    pub fn has_bytes(&self) -> bool {
+        self.source.contains("\noverride BY_BITS")
+    }
+
+    /// The case as on GPUs that convert slowly.
+    pub fn by_bits(mut self) -> Case {
+        if self.has_bytes() && self.constant("BY_BITS").is_none() {
+            self.label.push_str(" BY_BITS=1");
+            self.constants.push(("BY_BITS".into(), 1.0));
+        }
+        self
     }
 
     /// Value of a pipeline constant, if given.

@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 use std::process::ExitCode;
 
-use tilewright::WeightType;
+use tilewright::{Tier, WeightType};
 
 use crate::cases::{self, Case};
 use crate::compiler::{Compiled, Compiler, Gpu};
+use crate::listing::{Counts, Listing};
+use crate::ptx::{self, Pipes, Tools};
 use crate::{linux, report};
 
 /// Runs as a test and prints the result line that `scripts/test` counts.
@@ -18,7 +20,8 @@ pub fn main(arguments: &[String]) -> ExitCode {
             && at.checked_sub(1).is_none_or(|at| !flags_with_value.contains(&arguments[at].as_str()))
     });
     let names: Vec<&String> = named.map(|(_, argument)| argument).collect();
-    let tests: [Test; 3] = [("listing", listing), ("navi21", navi21), ("navi31", navi31)];
+    let tests: [Test; 5] =
+        [("listing", listing), ("pipes", pipes), ("navi21", navi21), ("navi31", navi31), ("nvidia", nvidia)];
     let [mut passed, mut failed, mut skipped, mut left_out] = [0; 4];
     for (name, test) in tests {
         if !names.is_empty() && !names.iter().any(|part| name.contains(part.as_str())) {
@@ -71,13 +74,81 @@ fn navi31() -> Result<Ran, String> {
     }
 }
 
-fn check(gpu: &Gpu) -> Result<Ran, String> {
-    let (_, has_matrices) = Compiler::new(gpu.clone()).about()?;
+/// Loops of `matvec` on NVIDIA's GPUs, where a conversion takes as long as several sums.
+fn nvidia() -> Result<Ran, String> {
+    let tools = match Tools::open() {
+        Ok(tools) => tools,
+        Err(reason) => return Ok(Ran::Skipped(reason)),
+    };
     let is_full = std::env::var_os("TILEWRIGHT_FULL").is_some();
-    let mut cases = cases::passes(has_matrices).map_err(|e| e.to_string())?;
+    let mut cases = cases::variants(&ptx::MACHINE);
+    cases.retain(|case| {
+        let is_matvec = case.kernel == "matvec" && case.tier == Tier::Subgroups && case.constant("NORM").is_none();
+        is_matvec && (is_full || case.is_sampled() && case.columns() == 1)
+    });
+    if cases.len() < 6 {
+        return Err(format!("only {} cases", cases.len()));
+    }
+    let architectures = if is_full { &ptx::ARCHITECTURES[..] } else { &["sm_90"] };
+    let mut faults = Vec::new();
+    for architecture in architectures {
+        for (case, compiled) in ptx::compile_all(&tools, cases.clone(), architecture) {
+            let found = compiled.map_or_else(|error| vec![error], |compiled| faults_on_nvidia(&case, &compiled));
+            faults.extend(found.into_iter().map(|fault| format!("{architecture}: {}: {fault}", case.label)));
+        }
+    }
+    if faults.is_empty() { Ok(Ran::Passed) } else { Err(faults.join("\n")) }
+}
+
+fn faults_on_nvidia(case: &Case, compiled: &ptx::Compiled) -> Vec<String> {
+    let (Some(hot), Some(products)) = (compiled.listing.hot(), case.products_per_round()) else {
+        return vec!["no loop of products".into()];
+    };
+    let Pipes { fma, wide_loads, .. } = hot.counts;
+    let mut faults = Vec::new();
+    // Else this is another loop, or the translation lost something.
+    if fma < products || wide_loads == 0 {
+        faults.push(format!(
+            "{fma} sums and products and {wide_loads} loads of 16 bytes in the loop of {products} products"
+        ));
+    }
+    let converts = case.weight.map_or(0, conversions) * if case.columns() == 1 { 1 } else { 2 };
+    let levels = case.weight.is_some_and(|weight| conversions(weight) > 32);
+    for (what, found, limit) in [
+        ("conversions", hot.counts.conversions, converts),
+        ("instructions of the slow pipe", hot.counts.special, if levels { converts } else { 0 }),
+        ("bytes of spilled registers", compiled.spilled_bytes, 0),
+        ("bytes of local memory", compiled.stack_bytes, 0),
+        ("accesses of local memory", compiled.listing.total.local, 0),
+    ] {
+        if found > limit {
+            faults.push(format!("{found} {what}, expected at most {limit}"));
+        }
+    }
+    faults
+}
+
+/// Conversions for 128 weights of four rows: those of scales, which are a few for each block. `half_value` has one, for
+/// subnormal scales.
+fn conversions(weight: WeightType) -> u32 {
+    match weight.layout() {
+        WeightType::F32 | WeightType::F16 | WeightType::BF16 | WeightType::MXFP4 => 0,
+        WeightType::Q4_1 | WeightType::Q5_1 | WeightType::NVFP4 => 8,
+        WeightType::Q3_K => 12,
+        WeightType::Q4_K | WeightType::Q5_K => 16,
+        WeightType::Q2_K => 24,
+        // These still convert each weight, from a table or with its sign.
+        WeightType::IQ4_NL | WeightType::IQ4_XS | WeightType::IQ3_S | WeightType::IQ2_S => 140,
+        _ => 4,
+    }
+}
+
+fn check(gpu: &Gpu) -> Result<Ran, String> {
+    let machine = Compiler::new(gpu.clone()).about()?.machine;
+    let is_full = std::env::var_os("TILEWRIGHT_FULL").is_some();
+    let mut cases = cases::passes(&machine).map_err(|e| e.to_string())?;
     let n_of_passes = cases.len();
-    cases.extend(cases::variants().into_iter().filter(|case| is_full || case.is_sampled()));
-    cases.retain(|case| has_matrices || !case.has_matrices());
+    cases.extend(cases::variants(&machine).into_iter().filter(|case| is_full || case.is_sampled()));
     // Many pipelines occur in several passes.
     let mut known = HashSet::new();
     cases.retain(|case| known.insert(case.label.clone()));
@@ -98,6 +169,9 @@ fn check(gpu: &Gpu) -> Result<Ran, String> {
 /// Faults of a compiled shader.
 fn faults(case: &Case, compiled: &Compiled) -> Vec<String> {
     let mut faults = Vec::new();
+    if compiled.isa.is_empty() {
+        faults.push("the driver's answer has no instructions".into());
+    }
     let mut at_most = |what: &str, found: f64, limit: f64| {
         if found > limit {
             faults.push(format!("{found:.2} {what}, expected at most {limit}"));
@@ -241,7 +315,7 @@ BB4:
 BB9:
 	s_endpgm                                                    ; bf810000
 ";
-    let listing = crate::listing::Listing::parse(text);
+    let listing = Listing::<Counts>::parse(text);
     let (Some(hot), Some(feeding)) = (listing.hot(), listing.feeding()) else {
         return Err("no loop".into());
     };
@@ -263,4 +337,47 @@ BB9:
         .map(|(what, found, expected)| format!("{what}: {found}, expected {expected}"))
         .collect();
     if wrong.is_empty() { Ok(Ran::Passed) } else { Err(wrong.join("\n")) }
+}
+
+/// The same of NVIDIA's instructions.
+fn pipes() -> Result<Ran, String> {
+    let text = "\
+.text.kernel:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/               @P0 BRA `(.L_x_1) ;
+.L_x_0:
+        /*0020*/                   LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;
+        /*0030*/                   LDG.E R8, desc[UR4][R2.64+0x10] ;
+        /*0040*/                   I2F.U8 R9, R4.B1 ;
+        /*0050*/                   I2FP.F32.U32 R10, R5 ;
+        /*0060*/                   FFMA.FTZ R11, R9, R10, R11 ;
+        /*0070*/                   HADD2.F32 R12, -RZ, R8.H0_H0 ;
+        /*0080*/                   LOP3.LUT R13, R4, 0xff, RZ, 0xc0, !PT ;
+        /*0090*/              @!P1 BRA `(.L_x_0) ;
+.L_x_1:
+        /*00a0*/                   STL [R1], R11 ;
+        /*00b0*/                   EXIT ;
+.L_x_2:
+        /*00c0*/                   BRA `(.L_x_2);
+        /*00d0*/                   NOP;
+";
+    let listing = Listing::<Pipes>::parse(text);
+    let hot = listing.hot().ok_or("no loop")?.counts;
+    let expected = Pipes {
+        all: 8,
+        conversions: 2,
+        special: 1,
+        integer: 2,
+        fma: 1,
+        half: 1,
+        memory: 2,
+        control: 1,
+        wide_loads: 1,
+        narrow_loads: 1,
+        ..Pipes::default()
+    };
+    if (listing.loops.len(), listing.total.local, hot) != (1, 1, expected) {
+        return Err(format!("{listing:?}, expected one loop of {expected:?}"));
+    }
+    Ok(Ran::Passed)
 }

@@ -1,4 +1,4 @@
-//! Runs the processes of `radv.rs`, with a time limit, and parses their answers.
+//! Runs the processes of `vulkan.rs`, with a time limit, and parses their answers.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -6,13 +6,17 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use crate::listing::Listing;
-use crate::radv;
+use crate::cases::Machine;
+use crate::listing::{Counts, Listing};
+use crate::vulkan;
 
 /// The argument that starts this program as a compiler process.
-pub const WORKER: &str = "--compile-for-radv";
+pub const WORKER: &str = "--compile-with-vulkan";
+
+/// The argument by which it leaves out the checks that keep accesses within their buffers.
+pub const NOT_ROBUST: &str = "--not-robust";
 
 /// Most shaders compile within a second; the slowest takes longer on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -20,10 +24,18 @@ const LIMIT: Duration = Duration::from_secs(90);
 /// A GPU to compile for, and a driver that supports it.
 #[derive(Clone, Debug)]
 pub struct Gpu {
-    /// RADV's name for the family.
+    /// RADV's name for the family, or `system`.
     pub family: &'static str,
-    /// The driver's manifest.
-    manifest: PathBuf,
+    /// RADV's manifest; none for the machine's own driver.
+    manifest: Option<PathBuf>,
+    is_robust: bool,
+}
+
+/// What a driver says of itself.
+pub struct About {
+    pub device: String,
+    pub driver: String,
+    pub machine: Machine,
 }
 
 impl Gpu {
@@ -35,7 +47,7 @@ impl Gpu {
             |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("radeon_icd"));
         let manifest = entries.map(|entry| entry.path()).find(is_radv);
         let manifest = manifest.ok_or("RADV is not installed (mesa-vulkan-drivers)")?;
-        Ok(Gpu { family: "navi21", manifest })
+        Ok(Gpu { family: "navi21", manifest: Some(manifest), is_robust: true })
     }
 
     /// RDNA 3, with matrix units; supported by the Mesa that `scripts/mesa-backport` unpacks.
@@ -50,23 +62,30 @@ impl Gpu {
             "ICD": { "library_path": library, "api_version": "1.4.0" },
         });
         crate::write(&manifest, &text.to_string())?;
-        Ok(Gpu { family: "navi31", manifest })
+        Ok(Gpu { family: "navi31", manifest: Some(manifest), is_robust: true })
+    }
+
+    /// What the machine has.
+    pub fn system(is_robust: bool) -> Gpu {
+        Gpu { family: "system", manifest: None, is_robust }
     }
 }
 
-/// RADV's report about one shader.
-#[derive(Debug)]
+/// A driver's report about one shader.
+#[derive(Clone, Debug)]
 pub struct Compiled {
     pub subgroup: u64,
+    /// Empty where the driver does not tell it.
     pub isa: String,
-    pub listing: Listing,
-    statistics: Value,
+    pub listing: Listing<Counts>,
+    /// By the driver's names.
+    pub statistics: Map<String, Value>,
 }
 
 impl Compiled {
-    /// A statistic by RADV's name.
+    /// A statistic by the driver's name.
     pub fn get(&self, name: &str) -> u64 {
-        self.statistics[name].as_u64().unwrap_or_default()
+        self.statistics.get(name).and_then(Value::as_u64).unwrap_or_default()
     }
 
     pub fn spills(&self) -> u64 {
@@ -96,15 +115,21 @@ impl Compiler {
         Compiler { gpu, worker: None }
     }
 
-    /// The driver's version, and whether the GPU has matrix units.
-    pub fn about(&mut self) -> Result<(String, bool), String> {
+    pub fn about(&mut self) -> Result<About, String> {
         let hello = &self.worker()?.hello;
-        let driver = hello["driver"].as_str().unwrap_or_default().to_string();
-        Ok((driver, hello["has_matrices"].as_bool().unwrap_or_default()))
+        let text = |name: &str| hello[name].as_str().unwrap_or_default().to_string();
+        let is = |name: &str| hello[name].as_bool().unwrap_or_default();
+        let size = |i: usize| hello["subgroup"][i].as_u64().and_then(|n| n.try_into().ok()).unwrap_or_default();
+        let machine = Machine {
+            subgroup: [size(0), size(1)],
+            has_matrices: is("has_matrices"),
+            converts_slowly: is("converts_slowly"),
+        };
+        Ok(About { device: text("device"), driver: text("driver"), machine })
     }
 
     pub fn compile(&mut self, entry: &str, words: &[u32]) -> Result<Compiled, String> {
-        let answer = self.worker()?.ask(&radv::request(entry, words));
+        let answer = self.worker()?.ask(&vulkan::request(entry, words));
         if answer.is_err() {
             self.worker = None;
         }
@@ -112,11 +137,11 @@ impl Compiler {
         if let Some(error) = answer["error"].as_str() {
             return Err(error.to_string());
         }
-        let isa = answer["isa"].as_str().ok_or("the answer has no listing")?.to_string();
+        let isa = answer["isa"].as_str().unwrap_or_default().to_string();
         Ok(Compiled {
             subgroup: answer["subgroup"].as_u64().unwrap_or_default(),
             listing: Listing::parse(&isa),
-            statistics: answer["statistics"].clone(),
+            statistics: answer["statistics"].as_object().cloned().unwrap_or_default(),
             isa,
         })
     }
@@ -132,11 +157,15 @@ impl Compiler {
 impl Worker {
     fn start(gpu: &Gpu) -> Result<Worker, String> {
         let program = std::env::current_exe().map_err(|e| e.to_string())?;
-        let mut child = Command::new(program)
-            .arg(WORKER)
-            .env("RADV_FORCE_FAMILY", gpu.family)
-            .env("VK_DRIVER_FILES", &gpu.manifest)
-            .env("VK_ICD_FILENAMES", &gpu.manifest)
+        let mut command = Command::new(program);
+        command.arg(WORKER).args((!gpu.is_robust).then_some(NOT_ROBUST));
+        if let Some(manifest) = &gpu.manifest {
+            command
+                .env("RADV_FORCE_FAMILY", gpu.family)
+                .env("VK_DRIVER_FILES", manifest)
+                .env("VK_ICD_FILENAMES", manifest);
+        }
+        let mut child = command
             .env("MESA_SHADER_CACHE_DISABLE", "true")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -153,7 +182,10 @@ impl Worker {
         });
         let mut worker = Worker { child, input, answers, hello: Value::Null };
         worker.hello = worker.answer()?;
-        Ok(worker)
+        match worker.hello["error"].as_str() {
+            Some(error) => Err(error.to_string()),
+            None => Ok(worker),
+        }
     }
 
     fn ask(&mut self, request: &[u8]) -> Result<Value, String> {

@@ -1,9 +1,27 @@
-//! Parses ISA listings of AMD GPUs: instructions by kind, and loops.
+//! Parses ISA listings: loops, and instructions by kind, those of AMD GPUs here and those of NVIDIA's in `ptx/sass.rs`.
 
 use std::collections::HashMap;
 use std::ops::AddAssign;
 
-/// Instruction counts by kind in a range of a listing. Hints to the hardware (waits, clauses, delays) are not counted.
+/// Instruction counts by kind, and what a listing of them looks like.
+pub trait Tally: Copy + Default + AddAssign {
+    /// Counts of a line, none if it is no instruction.
+    fn of(line: &str) -> Self;
+    /// The label that a line is.
+    fn label(line: &str) -> Option<&str>;
+    /// The label that a line jumps to.
+    fn jump(line: &str) -> Option<&str>;
+    /// All instructions.
+    fn all(&self) -> u32;
+    /// Arithmetic that a loop is hot by.
+    fn work(&self) -> u32;
+    /// Matrix products.
+    fn matrix(&self) -> u32;
+    /// Global loads.
+    fn loads(&self) -> u32;
+}
+
+/// Instruction counts in a range of a listing of an AMD GPU. Hints to the hardware (waits, clauses, delays) are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// All instructions.
@@ -59,67 +77,97 @@ impl AddAssign for Counts {
 
 /// A loop: from the block jumped back to, up to the jump.
 #[derive(Clone, Copy, Debug)]
-pub struct Loop {
-    pub counts: Counts,
+pub struct Loop<T> {
+    pub counts: T,
     lines: [usize; 2],
 }
 
-impl Loop {
-    fn contains(&self, other: &Loop) -> bool {
+impl<T> Loop<T> {
+    fn contains(&self, other: &Loop<T>) -> bool {
         self.lines != other.lines && self.lines[0] <= other.lines[0] && other.lines[1] <= self.lines[1]
     }
 }
 
-#[derive(Debug)]
-pub struct Listing {
-    pub total: Counts,
+#[derive(Clone, Debug)]
+pub struct Listing<T> {
+    pub total: T,
     /// By position of their ends.
-    pub loops: Vec<Loop>,
+    pub loops: Vec<Loop<T>>,
 }
 
-impl Listing {
-    pub fn parse(text: &str) -> Listing {
+impl<T: Tally> Listing<T> {
+    pub fn parse(text: &str) -> Listing<T> {
         let lines: Vec<&str> = text.lines().map(|line| line.split(';').next().unwrap_or_default().trim()).collect();
-        let label = |line: &str| line.strip_suffix(':').filter(|l| l.starts_with("BB")).map(str::to_string);
-        let labels: HashMap<String, usize> =
-            lines.iter().enumerate().filter_map(|(at, line)| Some((label(line)?, at))).collect();
+        let labels: HashMap<&str, usize> =
+            lines.iter().enumerate().filter_map(|(at, line)| Some((T::label(line)?, at))).collect();
         let mut spans: HashMap<usize, usize> = HashMap::new();
         for (at, line) in lines.iter().enumerate() {
-            let mut words = line.split_whitespace();
-            let is_branch = words.next().is_some_and(|w| w == "s_branch" || w.starts_with("s_cbranch"));
-            let target = words.next().and_then(|target| labels.get(target)).filter(|&&target| target <= at);
-            if let (true, Some(&target)) = (is_branch, target) {
+            if let Some(&target) = T::jump(line).and_then(|target| labels.get(target)).filter(|&&target| target <= at) {
                 // Several jumps back to one block form one loop.
                 spans.insert(target, at);
             }
         }
         let count = |span: [usize; 2]| {
-            let mut counts = Counts::default();
-            lines[span[0]..=span[1]].iter().for_each(|line| counts += instruction(line));
+            let mut counts = T::default();
+            lines[span[0]..=span[1]].iter().for_each(|line| counts += T::of(line));
             counts
         };
-        let mut loops: Vec<Loop> =
+        let mut loops: Vec<Loop<T>> =
             spans.into_iter().map(|(start, end)| Loop { counts: count([start, end]), lines: [start, end] }).collect();
+        // An endless loop of nothing fills up the last line of NVIDIA's instructions.
+        loops.retain(|l| l.counts.all() > 1);
         loops.sort_by_key(|l| (l.lines[1], std::cmp::Reverse(l.lines[0])));
-        let total = if lines.is_empty() { Counts::default() } else { count([0, lines.len() - 1]) };
+        let total = if lines.is_empty() { T::default() } else { count([0, lines.len() - 1]) };
         Listing { total, loops }
     }
 
     /// The hot loop: the shortest loop with matrix products, or else the one with most arithmetic, if it runs four
     /// rounds per round of the loop around it.
-    pub fn hot(&self) -> Option<&Loop> {
-        let with_matrices = self.loops.iter().filter(|l| l.counts.matrix > 0).min_by_key(|l| l.counts.all);
-        let depth = |l: &Loop| self.loops.iter().filter(|other| other.contains(l)).count();
-        let work = |l: &Loop| u64::from(l.counts.math) << (2 * depth(l)).min(32);
+    pub fn hot(&self) -> Option<&Loop<T>> {
+        let with_matrices = self.loops.iter().filter(|l| l.counts.matrix() > 0).min_by_key(|l| l.counts.all());
+        let depth = |l: &Loop<T>| self.loops.iter().filter(|other| other.contains(l)).count();
+        let work = |l: &Loop<T>| u64::from(l.counts.work()) << (2 * depth(l)).min(32);
         with_matrices.or_else(|| self.loops.iter().max_by_key(|l| (work(l), std::cmp::Reverse(l.lines[0]))))
     }
 
     /// The loop around the hot one that loads from memory, or the hot one if that does.
-    pub fn feeding(&self) -> Option<&Loop> {
+    pub fn feeding(&self) -> Option<&Loop<T>> {
         let hot = self.hot()?;
-        let loads = |l: &&Loop| l.counts.wide_loads + l.counts.narrow_loads > 0;
+        let loads = |l: &&Loop<T>| l.counts.loads() > 0;
         let around = self.loops.iter().filter(|l| l.contains(hot)).filter(loads);
         std::iter::once(hot).filter(loads).chain(around).min_by_key(|l| l.lines[1] - l.lines[0])
+    }
+}
+
+impl Tally for Counts {
+    fn of(line: &str) -> Counts {
+        instruction(line)
+    }
+
+    fn label(line: &str) -> Option<&str> {
+        line.strip_suffix(':').filter(|label| label.starts_with("BB"))
+    }
+
+    fn jump(line: &str) -> Option<&str> {
+        let mut words = line.split_whitespace();
+        let is_branch = words.next().is_some_and(|w| w == "s_branch" || w.starts_with("s_cbranch"));
+        words.next().filter(|_| is_branch)
+    }
+
+    fn all(&self) -> u32 {
+        self.all
+    }
+
+    fn work(&self) -> u32 {
+        self.math
+    }
+
+    fn matrix(&self) -> u32 {
+        self.matrix
+    }
+
+    fn loads(&self) -> u32 {
+        self.wide_loads + self.narrow_loads
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tables in Markdown, one per kernel or pass.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use crate::cases::Case;
@@ -58,6 +59,43 @@ fn row(case: &Case, compiled: &Compiled) -> String {
         per_product(case, compiled).map_or(String::new(), |n| format!("{n:.2}")),
     ];
     format!("| {} |\n", cells.join(" | "))
+}
+
+/// A driver's own statistics, of outcomes of the same cases: those of a case below each other.
+pub fn statistics(all: &[Vec<Outcome>]) -> String {
+    let compiled = all.iter().flatten().filter_map(|(_, compiled)| compiled.as_ref().ok());
+    let names: BTreeSet<&String> = compiled.flat_map(|compiled| compiled.statistics.keys()).collect();
+    let Some(first) = all.first().filter(|_| !names.is_empty()) else {
+        let error = all.iter().flatten().find_map(|(case, compiled)| Some((case, compiled.as_ref().err()?)));
+        return error.map_or("the driver has no statistics".into(), |(case, error)| format!("{}: {error}", case.label));
+    };
+    let mut text = String::new();
+    let mut group = "";
+    for at in 0..first.len() {
+        if group != first[at].0.group {
+            group = &first[at].0.group;
+            let heads: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
+            let _ = writeln!(
+                text,
+                "\n## {group}\n\n| variant | lanes | {} |\n|---|--:{}|",
+                heads.join(" | "),
+                "|--:".repeat(heads.len())
+            );
+        }
+        for (case, compiled) in all.iter().filter_map(|outcomes| outcomes.get(at)) {
+            let cells: Vec<String> = match compiled {
+                Ok(compiled) => {
+                    let value = |name: &&String| {
+                        compiled.statistics.get(*name).map_or(String::new(), |value| value.to_string())
+                    };
+                    std::iter::once(compiled.subgroup.to_string()).chain(names.iter().map(value)).collect()
+                }
+                Err(error) => vec![error.lines().next().unwrap_or_default().to_string()],
+            };
+            let _ = writeln!(text, "| {} | {} |", case.label, cells.join(" | "));
+        }
+    }
+    text
 }
 
 /// Instructions of the hot loop per product.

@@ -1,7 +1,7 @@
-//! A process that compiles shaders with RADV for an absent GPU. A separate process, because a compiler may crash or
-//! hang, and because RADV reads the GPU's name from the environment.
+//! A process that compiles shaders with a Vulkan driver: RADV for an absent GPU, or the machine's own. A separate process,
+//! because a compiler may crash or hang, and because RADV reads the GPU's name from the environment.
 //!
-//! Nothing is ever dispatched. wgpu cannot open such a device, so this module uses Vulkan.
+//! Nothing is ever dispatched. wgpu cannot open RADV's device of an absent GPU, so this module uses Vulkan.
 
 use std::ffi::{CStr, CString, c_char};
 use std::io::{self, Read, Write};
@@ -12,15 +12,28 @@ use serde_json::{Map, Value, json};
 type Failure = Box<dyn std::error::Error>;
 
 /// Reads requests from standard input until it ends, and writes a line of JSON for each to standard output.
-pub fn serve() -> Result<(), Failure> {
+/// `is_robust`: whether the driver is to keep accesses within their buffers, as wgpu asks it to.
+pub fn serve(is_robust: bool) -> Result<(), Failure> {
+    let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
     // SAFETY: all calls below follow the Vulkan specification; handles live as long as this process, which ends with
     // this function.
-    let device = unsafe { Device::open()? };
-    let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
+    let device = match unsafe { Device::open(is_robust) } {
+        Ok(device) => device,
+        Err(error) => {
+            writeln!(output, "{}", json!({ "error": error.to_string() }))?;
+            return Ok(());
+        }
+    };
     writeln!(
         output,
         "{}",
-        json!({ "device": device.name, "driver": device.driver, "has_matrices": device.has_matrices })
+        json!({
+            "device": device.name,
+            "driver": device.driver,
+            "has_matrices": device.has_matrices,
+            "subgroup": device.subgroup,
+            "converts_slowly": device.vendor == NVIDIA,
+        })
     )?;
     output.flush()?;
     while let Some((entry, words)) = read_request(&mut input)? {
@@ -61,31 +74,51 @@ struct Device {
     name: String,
     driver: String,
     has_matrices: bool,
+    /// Smallest and largest.
+    subgroup: [u32; 2],
+    vendor: u32,
 }
+
+/// Its number among vendors.
+const NVIDIA: u32 = 0x10de;
 
 /// `params` and the number of storage buffers that WebGPU guarantees.
 const BINDINGS: u32 = 9;
 
 impl Device {
-    /// The first device, with the features that wgpu enables: those for robustness affect the code.
-    unsafe fn open() -> Result<Device, Failure> {
+    /// The first device of those that are most of a GPU, with the features that wgpu enables: those for robustness affect
+    /// the code.
+    unsafe fn open(is_robust: bool) -> Result<Device, Failure> {
         unsafe {
             let entry = ash::Entry::load()?;
             let application = vk::ApplicationInfo::default().api_version(vk::API_VERSION_1_3);
             let create = vk::InstanceCreateInfo::default().application_info(&application);
             let instance = entry.create_instance(&create, None)?;
-            let physical = *instance.enumerate_physical_devices()?.first().ok_or("there is no device")?;
+            let devices = instance.enumerate_physical_devices()?;
+            let rank = |&device: &vk::PhysicalDevice| match instance.get_physical_device_properties(device).device_type
+            {
+                vk::PhysicalDeviceType::DISCRETE_GPU => 0,
+                vk::PhysicalDeviceType::INTEGRATED_GPU => 1,
+                _ => 2,
+            };
+            let physical = devices.into_iter().min_by_key(rank).ok_or("there is no device")?;
             let extensions = instance.enumerate_device_extension_properties(physical)?;
             let has = |name: &CStr| extensions.iter().any(|e| e.extension_name_as_c_str() == Ok(name));
             let mut driver = vk::PhysicalDeviceDriverProperties::default();
-            let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut driver);
+            let mut sizes = vk::PhysicalDeviceVulkan13Properties::default();
+            let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut driver).push_next(&mut sizes);
             instance.get_physical_device_properties2(physical, &mut properties);
+            let vendor = properties.properties.vendor_id;
             let name = properties.properties.device_name_as_c_str()?.to_string_lossy().into_owned();
+            let subgroup = [sizes.min_subgroup_size, sizes.max_subgroup_size];
             let has_matrices = has(ash::khr::cooperative_matrix::NAME);
+            if !has(ash::khr::pipeline_executable_properties::NAME) {
+                return Err(format!("{name} has no VK_KHR_pipeline_executable_properties").into());
+            }
 
             let mut executable =
                 vk::PhysicalDevicePipelineExecutablePropertiesFeaturesKHR::default().pipeline_executable_info(true);
-            let mut robustness = vk::PhysicalDeviceRobustness2FeaturesEXT::default().robust_buffer_access2(true);
+            let mut robustness = vk::PhysicalDeviceRobustness2FeaturesEXT::default().robust_buffer_access2(is_robust);
             let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
             let mut of_1_1 = vk::PhysicalDeviceVulkan11Features::default()
                 .storage_buffer16_bit_access(true)
@@ -101,12 +134,12 @@ impl Device {
                 .robust_image_access(true);
             let mut names = vec![ash::khr::pipeline_executable_properties::NAME.as_ptr()];
             let mut features = vk::PhysicalDeviceFeatures2::default()
-                .features(vk::PhysicalDeviceFeatures::default().robust_buffer_access(true))
+                .features(vk::PhysicalDeviceFeatures::default().robust_buffer_access(is_robust))
                 .push_next(&mut executable)
                 .push_next(&mut of_1_1)
                 .push_next(&mut of_1_2)
                 .push_next(&mut of_1_3);
-            if has(ash::ext::robustness2::NAME) {
+            if is_robust && has(ash::ext::robustness2::NAME) {
                 names.push(ash::ext::robustness2::NAME.as_ptr());
                 features = features.push_next(&mut robustness);
             }
@@ -127,11 +160,23 @@ impl Device {
             let layout =
                 device.create_pipeline_layout(&vk::PipelineLayoutCreateInfo::default().set_layouts(&sets), None)?;
             let driver = driver.driver_info_as_c_str()?.to_string_lossy().into_owned();
-            Ok(Device { _entry: entry, _instance: instance, device, executables, layout, name, driver, has_matrices })
+            let _instance = instance;
+            Ok(Device {
+                _entry: entry,
+                _instance,
+                device,
+                executables,
+                layout,
+                name,
+                driver,
+                has_matrices,
+                subgroup,
+                vendor,
+            })
         }
     }
 
-    /// Statistics by name, subgroup size and ISA of one shader.
+    /// Statistics by name, subgroup size and, if the driver tells it, ISA of one shader.
     unsafe fn compile(&self, entry: &CStr, words: &[u32]) -> Result<Value, Failure> {
         unsafe {
             let module = self.device.create_shader_module(&vk::ShaderModuleCreateInfo::default().code(words), None)?;
@@ -162,6 +207,7 @@ impl Device {
                     vk::PipelineExecutableStatisticFormatKHR::UINT64 => json!(statistic.value.u64),
                     vk::PipelineExecutableStatisticFormatKHR::INT64 => json!(statistic.value.i64),
                     vk::PipelineExecutableStatisticFormatKHR::FLOAT64 => json!(statistic.value.f64),
+                    vk::PipelineExecutableStatisticFormatKHR::BOOL32 => json!(u32::from(statistic.value.b32 != 0)),
                     _ => continue,
                 };
                 statistics.insert(statistic.name_as_c_str()?.to_string_lossy().into_owned(), value);
@@ -173,8 +219,8 @@ impl Device {
         }
     }
 
-    /// Text of the last representation, the ISA: the others are earlier stages.
-    unsafe fn isa(&self, info: &vk::PipelineExecutableInfoKHR<'_>) -> Result<String, Failure> {
+    /// Text of the representation that is the ISA, if the driver has one: the others are earlier stages.
+    unsafe fn isa(&self, info: &vk::PipelineExecutableInfoKHR<'_>) -> Result<Option<String>, Failure> {
         unsafe {
             let get = self.executables.fp().get_pipeline_executable_internal_representations_khr;
             let handle = self.executables.device();
@@ -189,8 +235,8 @@ impl Device {
             }
             get(handle, info, &mut n, found.as_mut_ptr()).result()?;
             let names: Vec<String> = found.iter().map(|r| name(&r.name)).collect();
-            let at = names.iter().position(|name| name == "Assembly").ok_or(format!("no assembly in {names:?}"))?;
-            Ok(String::from_utf8_lossy(&texts[at]).trim_end_matches('\0').to_string())
+            let at = names.iter().position(|name| name == "Assembly");
+            Ok(at.map(|at| String::from_utf8_lossy(&texts[at]).trim_end_matches('\0').to_string()))
         }
     }
 }
