@@ -225,7 +225,7 @@ impl Device {
             driver: report.driver.clone(),
             tier: tier.name().into(),
             reason,
-            notices: Vec::new(),
+            notices: gpu.notice().into_iter().collect(),
         };
         let target = report.target_within(tier, &gpu.limits());
         let rounding = if rounding_tier == tier { Rounding::Never } else { Rounding::OfModels(rounding_tier) };
@@ -392,7 +392,7 @@ impl Device {
     ) -> Device {
         let target = self.0.target.clone().with_tuning(tuning);
         let mut inner = DeviceInner { target, tested, tuning_file, ..(*self.0).clone() };
-        inner.info.notices = notices;
+        inner.info.notices.extend(notices);
         Device(Arc::new(inner))
     }
 

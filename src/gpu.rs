@@ -9,6 +9,7 @@ mod pipeline;
 mod polling;
 mod readback;
 mod signal;
+mod unchecked;
 
 pub use adapter::adapters;
 pub(crate) use adapter::report_within;

@@ -19,6 +19,7 @@ use super::pipeline::{Pipeline, Pipelines};
 use super::polling::poll;
 use super::readback::{MappedRead, Poller, ReadFuture, Staging, map};
 use super::signal::{SignalFuture, complete};
+use super::unchecked;
 use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::loss::LossReason;
@@ -58,6 +59,7 @@ pub(crate) struct Gpu {
     device: wgpu::Device,
     queue: wgpu::Queue,
     adapter_name: String,
+    notice: Option<String>,
     pool: Arc<BufferPool>,
     pipelines: Pipelines,
     staging: Arc<Staging>,
@@ -119,23 +121,36 @@ impl Gpu {
         // The f16 tiers' kernels have variants with subgroups.
         let needed = needed | wgpu::Features::SUBGROUP;
         let wanted = needed | wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::PIPELINE_CACHE;
-        let (device, queue) = adapter
-            .request_device(&wgpu::DeviceDescriptor {
-                label: Some("tilewright"),
-                required_features: wanted & available,
-                required_limits: faults.limits(adapter.limits()),
-                experimental_features,
-                ..Default::default()
-            })
-            .await
-            .map_err(|e| Error::Gpu { context: format!("opening `{}`", report.name), message: e.to_string() })?;
+        let wanted = wgpu::DeviceDescriptor {
+            label: Some("tilewright"),
+            required_features: wanted & available,
+            required_limits: faults.limits(adapter.limits()),
+            experimental_features,
+            ..Default::default()
+        };
+        let (unchecked, notice) = match unchecked::open(adapter, &wanted) {
+            Ok(opened) => (opened, None),
+            Err(why) => (None, Some(format!("`{}` keeps its driver's bounds checks: {why}", report.name))),
+        };
+        let (device, queue) = match unchecked {
+            Some(opened) => opened,
+            None => adapter
+                .request_device(&wanted)
+                .await
+                .map_err(|e| Error::Gpu { context: format!("opening `{}`", report.name), message: e.to_string() })?,
+        };
 
         let fault = Fault::default();
         let uncaptured = fault.clone();
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             uncaptured.stray(error.to_string());
         }));
-        Ok(Gpu::over(report, (device, queue), setup, (counters, fault)))
+        Ok(Gpu { notice, ..Gpu::over(report, (device, queue), setup, (counters, fault)) })
+    }
+
+    /// A problem on opening that is no error.
+    pub fn notice(&self) -> Option<String> {
+        self.notice.clone()
     }
 
     /// Uses an open device. Takes its callback for losses.
@@ -159,6 +174,7 @@ impl Gpu {
             poller: Poller::new(&device, &queue, fault.clone(), setup.timeout, faults.clone()),
             staged_bytes: AtomicUsize::new(0),
             adapter_name: report.name.clone(),
+            notice: None,
             fault,
             unsettled: Unsettled::default(),
             counters,
