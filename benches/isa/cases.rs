@@ -39,7 +39,8 @@ pub fn variants(machine: &Machine) -> Vec<Case> {
     for kernel in shaders::ALL {
         // Only software adapters use the scalar tier, and only Apple's GPUs have 8 x 8 matrices.
         for variant in kernel.variants.iter().filter(|v| !matches!(v.tier, Tier::Scalar | Tier::Matrix8)) {
-            let constants = constants(kernel.name, variant.tier, machine.subgroup[1]);
+            let mut constants = constants(kernel.name, variant.tier, machine.subgroup[1]);
+            constants.iter_mut().for_each(|constants| constants.extend(parts(kernel.name, variant, constants)));
             cases.extend(constants.iter().map(|constants| Case::new(kernel.name, kernel, variant, constants)));
         }
     }
@@ -85,6 +86,19 @@ pub fn passes(machine: &Machine) -> Result<Vec<Case>, Error> {
         }
     }
     Ok(cases)
+}
+
+/// The loads of a block that neighbours share in a product with one vector, as `MatvecPlan` has them.
+fn parts(kernel: &str, variant: &Variant, constants: &[(&str, f64)]) -> Option<(&'static str, f64)> {
+    let shares =
+        ["matvec", "gate_up", "expert_gate_up", "expert_down", "matvec_lora", "gate_up_lora"].contains(&kernel);
+    let is_of_one = shares && constants.iter().all(|(name, _)| *name != "COLUMNS");
+    let parts = match variant.weight?.layout() {
+        WeightType::F32 => 8.0,
+        WeightType::F16 | WeightType::BF16 => 4.0,
+        _ => return None,
+    };
+    is_of_one.then_some(("PARTS", parts))
 }
 
 /// The constants of a kernel's pipelines in a tier, one list per pipeline.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use tilewright::{Tier, WeightType};
 
-use crate::cases::{self, Case};
+use crate::cases::{self, Case, Machine};
 use crate::compiler::{Compiled, Compiler, Gpu};
 use crate::listing::{Counts, Listing};
 use crate::ptx::{self, Pipes, Tools};
@@ -84,10 +84,19 @@ fn nvidia() -> Result<Ran, String> {
     let mut cases = cases::variants(&ptx::MACHINE);
     cases.retain(|case| {
         let is_matvec = case.kernel == "matvec" && case.tier == Tier::Subgroups && case.constant("NORM").is_none();
-        is_matvec && (is_full || case.is_sampled() && case.columns() == 1)
+        is_matvec && case.has_bytes() && (is_full || case.is_sampled() && case.columns() == 1)
     });
-    if cases.len() < 6 {
+    if cases.len() < 4 {
         return Err(format!("only {} cases", cases.len()));
+    }
+    // With conversions one must fail.
+    let mut converting = cases::variants(&Machine { converts_slowly: false, ..ptx::MACHINE });
+    converting.retain(|case| case.label == "matvec.Q4_0.t2 LANES=64 WG=128");
+    let [(case, Ok(compiled))] = &ptx::compile_all(&tools, converting, "sm_90")[..] else {
+        return Err("matvec with conversions was not compiled".into());
+    };
+    if !faults_on_nvidia(case, compiled).iter().any(|fault| fault.contains(" conversions")) {
+        return Err(format!("no conversions found in {}: {compiled:?}", case.label));
     }
     let architectures = if is_full { &ptx::ARCHITECTURES[..] } else { &["sm_90"] };
     let mut faults = Vec::new();
@@ -272,6 +281,14 @@ fn instructions_per_product(weight: WeightType, case: &Case) -> f64 {
         WeightType::IQ3_S | WeightType::IQ2_S => [13.2, 4.0],
         _ => [16.4, 4.4],
     };
+    // Rounds of a part of a block.
+    if case.columns() == 1 && case.constant("PARTS").is_some() {
+        return match weight.layout() {
+            WeightType::F32 => 3.4,
+            WeightType::F16 => 3.6,
+            _ => 4.7,
+        };
+    }
     match (case.columns(), case.constant("RAGGED")) {
         (8, _) => of_eight,
         (1, None) => of_one - RAGGED,
