@@ -4,6 +4,7 @@
 
 // The kernels-only build saves nothing.
 mod file;
+mod first_load;
 mod measure;
 pub(crate) mod operands;
 mod self_test;
@@ -11,9 +12,11 @@ mod self_test;
 use crate::dtype::DType;
 
 pub(crate) use file::{from_folder, write};
+pub use first_load::TuneOnLoad;
+pub(crate) use first_load::tuned_for_load;
 pub use measure::tune;
-pub(crate) use measure::tune_products;
 pub use measure::{Timed, TunedRow};
+pub(crate) use measure::{products, tune_load};
 pub(crate) use self_test::{record_tested, self_test, while_testing};
 
 /// Maximum normalised mean squared error of equal results; products staged in half precision reach 2e-7.

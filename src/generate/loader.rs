@@ -1,7 +1,5 @@
 //! Loading a model from bytes that arrive piece by piece.
 
-use std::time::Duration;
-
 use super::{LoadOptions, Model};
 use crate::device::Device;
 use crate::error::Error;
@@ -10,7 +8,7 @@ use crate::load::{FileName, Loader};
 use crate::load::{ReadFile, WeightFiles};
 use crate::platform::MaybeSend;
 use crate::target::Tuning;
-use crate::tuning::{TunedRow, tune_products};
+use crate::tuning::{TunedRow, products, tune_load};
 
 impl Model {
     /// A loader for these files. It ignores `options.progress`; use [`Loader::progress`].
@@ -58,21 +56,22 @@ impl Loader<Model> {
         self.device = self.device.with_tuning(tuning);
     }
 
-    /// Measures kernel variants for the model's products and makes the model use the fastest, as in
-    /// [`crate::tuning`]. Starts no measurement after two seconds, shared by all products, but always compiles and
-    /// runs each product's default variant, which takes longer on slow adapters. No effect on the CPU or before the
-    /// headers are read.
+    /// Measures kernel variants for those of the model's products that the device's tuning lacks, and makes the model
+    /// use the fastest, as in [`crate::tuning`]. Begins no measurement after three seconds, two in a browser, shared by
+    /// all products, but compiles and runs one product's default variant in any case, which takes longer on slow
+    /// adapters. No effect on the CPU or before the headers are read.
     ///
     /// # Errors
     /// Errors of the device.
     pub async fn tune(&mut self) -> Result<Vec<TunedRow>, Error> {
-        const BUDGET: Duration = Duration::from_secs(2);
         let Some(model) = self.declared() else { return Ok(Vec::new()) };
         if !self.device.is_gpu() {
             return Ok(Vec::new());
         }
-        let (tuning, rows) =
-            tune_products(&self.device, &model.transformer().weights, |n_buckets| BUDGET / n_buckets.max(1)).await?;
+        let device = self.device.for_model(!model.rounds());
+        let mut products = products(&device, &model.transformer().weights);
+        products.retain(|product| !device.tuning().is_measured(product.bucket));
+        let (tuning, rows) = tune_load(&device, &products).await?;
         self.set_tuning(tuning);
         Ok(rows)
     }

@@ -39,7 +39,7 @@ use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
-use crate::tuning::{record_tested, while_testing};
+use crate::tuning::{TuneOnLoad, record_tested, tuned_for_load, while_testing};
 use crate::vision::{ImageRows, VisionEncoder};
 use crate::xxh64::Xxh64;
 
@@ -93,6 +93,11 @@ pub struct LoadOptions<'a> {
     /// [`Device::cpu`]. Real GPUs with half precision use it for prefill products, summed in f32; browsers' adapters
     /// only in the tier `f16`, which is asked for by name and stays.
     pub exact: bool,
+    /// Where to measure kernels for those of the model's matrix products that the device's tuning file lacks: once, for
+    /// up to three seconds, before the weights are read. [`Device::take_notices`] has the time. No effect without such a
+    /// file, see [`Device::tuning_file`], and on the devices of `layers_on`. [`Loader::tune`](crate::load::Loader::tune)
+    /// does so for pieces.
+    pub tune: TuneOnLoad,
     /// Called with the bytes of weights read and uploaded so far, and their total.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
@@ -206,7 +211,12 @@ impl Model {
     pub fn from_file(device: &Device, file: ModelFile, options: LoadOptions<'_>) -> Result<Model, Error> {
         let ModelFile { header, files } = file;
         let files = Arc::new(files);
-        let (model, mut feed) = Model::declare(device, header, WeightFiles::whole(&files).as_ref(), &options)?;
+        let (mut model, mut feed) = Model::declare(device, header, WeightFiles::whole(&files).as_ref(), &options)?;
+        let device = &match IS_BROWSER {
+            true => device.clone(),
+            false => tuned_for_load(device, &model.transformer().weights, options.exact, options.tune)?,
+        };
+        model.device = device.for_model(options.exact);
         let test = RecordedPasses::test_usual(&model.device, model.transformer(), model.room);
         while_testing(test, || feed.take_all(device, &files, options.progress))?;
         let digest = feed.digest();

@@ -89,7 +89,7 @@ mod vulkan {
     }
 }
 
-#[cfg(all(test, not(target_vendor = "apple")))]
+#[cfg(all(test, not(any(target_arch = "wasm32", target_vendor = "apple"))))]
 mod tests {
     use std::collections::BTreeMap;
     use std::process::Command;

@@ -372,7 +372,8 @@ pub(crate) fn is_sound(target: &Target, kernel: &Kernel, w: &Matrix, choice: Cho
     };
     let variant = kernel.variant(Some(w.weight()), choice.tier).filter(|variant| variant.tier == choice.tier);
     let (has_size, rounds) = if is_tiled(kernel) {
-        let has_size = choice.tier == Tier::Scalar || Tile::of(choice).is_some_and(|tile| tile.fits(target, choice.tier));
+        let has_size =
+            choice.tier == Tier::Scalar || Tile::of(choice).is_some_and(|tile| tile.fits(target, choice.tier));
         (has_size, tile_rounds(choice.tier, w.cols()))
     } else {
         let has_size = choice.size.is_power_of_two() && choice.size <= MAX_LANES && choice.form == TileForm::Plain;

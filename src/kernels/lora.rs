@@ -79,8 +79,12 @@ pub fn matvec_lora(rec: &mut Recorder, linear: &Linear, low: &LowRank, x: &Tenso
     }
     x.expect_shape(kernel.name, "x", &[n_tokens, linear.w.cols()])?;
     let lanes = MatvecPlan::as_of(rec, kernel, &shaders::MATVEC, linear.w, n_tokens);
-    let plan =
-        DispatchPlan { tier: lanes.tier, kernel, constants: lanes.constants(linear.norm.is_some()), split_blocks: None };
+    let plan = DispatchPlan {
+        tier: lanes.tier,
+        kernel,
+        constants: lanes.constants(linear.norm.is_some()),
+        split_blocks: None,
+    };
     let grid = |rows: u32| (lanes.groups(rows), lanes.parts(n_tokens));
     let params = |linear| {
         let LinearParams { n_tokens, n_out, dim, blocks, w_scales, y_start, y_stride, .. } = linear;

@@ -107,8 +107,7 @@ impl Tile {
         const DEEP: u32 = 2 * STEP;
         // Subgroups read a step ahead, and have room for as many rows of either operand as they have invocations.
         let most = self.subgroups * target.limits().max_subgroup;
-        let has_room =
-            target.limits().max_workgroup_bytes >= self.bytes(16, DEEP) && self.rows.max(self.cols) <= most;
+        let has_room = target.limits().max_workgroup_bytes >= self.bytes(16, DEEP) && self.rows.max(self.cols) <= most;
         let is_whole = (blocks * BLOCK as u32).is_multiple_of(DEEP);
         let is_deep = tier == Tier::Matrix16 && self.stages == 1 && has_room && is_whole;
         if is_deep { DEEP } else { STEP }

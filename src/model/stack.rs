@@ -335,9 +335,8 @@ impl Stack {
         if let Some(delta) = &self.delta {
             return delta.record(rec, self, input, y, accumulate);
         }
-        self.matrices().try_for_each(|(w, y_start)| {
-            Linear { y_start, accumulate, ..self.linear(w) }.record_input(rec, input, y)
-        })
+        self.matrices()
+            .try_for_each(|(w, y_start)| Linear { y_start, accumulate, ..self.linear(w) }.record_input(rec, input, y))
     }
 
     /// Records `y = act(x wᵀ (+ bias))`.

@@ -8,7 +8,8 @@ use crate::shaders::{self, Kernel, Tier};
 /// Tuned choices for matrix products. Without any, the usual ones apply.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tuning {
-    choices: BTreeMap<Bucket, Choice>,
+    /// By measured bucket; `None` is the usual choice.
+    choices: BTreeMap<Bucket, Option<Choice>>,
     /// The self-test's choice for all products of a kernel, whatever their bucket.
     forced: Option<(&'static str, Choice)>,
     /// Whether the second device was measured to be faster, by batch.
@@ -95,15 +96,23 @@ impl Bucket {
 impl Tuning {
     /// Choices that differ from the usual ones.
     pub fn choices(&self) -> impl Iterator<Item = (Bucket, Choice)> {
+        self.measured().filter_map(|(bucket, choice)| Some((bucket, choice?)))
+    }
+
+    /// Measured buckets and their choices; `None` is the usual one.
+    pub(crate) fn measured(&self) -> impl Iterator<Item = (Bucket, Option<Choice>)> {
         self.choices.iter().map(|(&bucket, &choice)| (bucket, choice))
     }
 
-    /// Sets the choice for a bucket; `None` is the usual one. Devices ignore a choice that they do not support.
+    /// Whether a bucket was measured, so that a load need not.
+    pub(crate) fn is_measured(&self, bucket: Bucket) -> bool {
+        self.choices.contains_key(&bucket)
+    }
+
+    /// Sets the choice for a bucket, which counts as measured; `None` is the usual one. Devices ignore a choice that
+    /// they do not support.
     pub fn choose(&mut self, bucket: Bucket, choice: Option<Choice>) {
-        match choice {
-            Some(choice) => self.choices.insert(bucket, choice),
-            None => self.choices.remove(&bucket),
-        };
+        self.choices.insert(bucket, choice);
     }
 
     /// Floating-point operations per second of the slowest prefill product measured, if any. Long dispatches are
@@ -136,6 +145,6 @@ impl Tuning {
 
     pub(crate) fn choice(&self, bucket: Bucket) -> Option<Choice> {
         let forced = self.forced.filter(|(kernel, _)| *kernel == bucket.kernel).map(|(_, choice)| choice);
-        forced.or_else(|| self.choices.get(&bucket).copied())
+        forced.or_else(|| self.choices.get(&bucket).copied().flatten())
     }
 }

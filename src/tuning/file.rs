@@ -48,8 +48,9 @@ struct ChoiceRow {
     rows: u32,
     blocks: u32,
     tokens: u32,
-    tier: String,
-    size: u32,
+    /// Both are missing where the usual choice is the fastest.
+    tier: Option<String>,
+    size: Option<u32>,
     #[serde(default)]
     form: TileForm,
 }
@@ -90,6 +91,12 @@ pub(crate) fn from_folder(device: &Device, folder: &Path) -> Device {
     };
     let (tuning, found) = known;
     device.with_known(tuning, Arc::new(Tested::new(found)), Some(path), notices)
+}
+
+/// The tuning in the device's file, which may be newer than its own; its own if the file has none for it.
+pub(super) fn latest(device: &Device) -> Tuning {
+    let known = device.tuning_file().and_then(|path| read(path, device.info()).unwrap_or_default());
+    known.map_or_else(|| device.tuning().clone(), |(tuning, _)| tuning)
 }
 
 /// Reads a file; `None` if it does not exist.
@@ -145,15 +152,15 @@ pub(crate) fn write(device: &Device, tuning: Option<&Tuning>) -> Result<(), Erro
 impl Tuning {
     /// A device's tuning and self-test results as JSON.
     pub(crate) fn text(&self, info: &DeviceInfo, found: &TestResults) -> String {
-        let row = |(bucket, choice): (Bucket, Choice)| ChoiceRow {
+        let row = |(bucket, choice): (Bucket, Option<Choice>)| ChoiceRow {
             kernel: bucket.kernel.into(),
             weight: bucket.weight.name().into(),
             rows: bucket.rows,
             blocks: bucket.blocks,
             tokens: bucket.tokens,
-            tier: choice.tier.name().into(),
-            size: choice.size,
-            form: choice.form,
+            tier: choice.map(|choice| choice.tier.name().into()),
+            size: choice.map(|choice| choice.size),
+            form: choice.map(|choice| choice.form).unwrap_or_default(),
         };
         let place = |(key, is_second): (&PlaceKey, bool)| PlaceRow {
             encoder: key.encoder.clone(),
@@ -165,7 +172,7 @@ impl Tuning {
         let content = TuningContent {
             passed: found.passed.iter().cloned().collect(),
             banned: found.banned.iter().map(|(label, found)| (label.to_string(), found.clone())).collect(),
-            choices: self.choices().map(row).collect(),
+            choices: self.measured().map(row).collect(),
             places: self.places().map(place).collect(),
             operations_rate: self.operations_rate(),
         };
@@ -211,15 +218,23 @@ fn known(content: TuningContent) -> Result<(Tuning, TestResults), String> {
     for row in content.choices {
         let kernel = shaders::ALL.iter().find(|kernel| kernel.name == row.kernel);
         let weight = WeightType::ALL.into_iter().find(|weight| weight.name() == row.weight);
-        let tier = Tier::ALL.into_iter().find(|tier| tier.name() == row.tier);
-        let (Some(kernel), Some(weight), Some(tier)) = (kernel, weight, tier) else {
-            return Err(format!("unknown kernel {} {} in tier {}", row.kernel, row.weight, row.tier));
+        let (Some(kernel), Some(weight)) = (kernel, weight) else {
+            return Err(format!("unknown kernel {} {}", row.kernel, row.weight));
         };
-        if !row.size.is_power_of_two() || row.size > 256 {
-            return Err(format!("a size is {}, expected a power of two up to 256", row.size));
-        }
+        let choice = match (row.tier, row.size) {
+            (None, None) => None,
+            (Some(name), Some(size)) => {
+                let tier = Tier::ALL.into_iter().find(|tier| tier.name() == name);
+                let tier = tier.ok_or_else(|| format!("unknown tier {name}"))?;
+                if !size.is_power_of_two() || size > 256 {
+                    return Err(format!("a size is {size}, expected a power of two up to 256"));
+                }
+                Some(Choice { tier, size, form: row.form })
+            }
+            _ => return Err("a choice lacks its tier or size".into()),
+        };
         let bucket = Bucket { kernel: kernel.name, weight, rows: row.rows, blocks: row.blocks, tokens: row.tokens };
-        tuning.choose(bucket, Some(Choice { tier, size: row.size, form: row.form }));
+        tuning.choose(bucket, choice);
     }
     for PlaceRow { encoder, second, tokens, texts, is_second } in content.places {
         tuning.put(PlaceKey { encoder, second, n_tokens: tokens, n_texts: texts }, is_second);

@@ -25,6 +25,9 @@ use crate::tensor::{Role, Tensor};
 /// Maximum time per bucket, including uploads and compilations.
 const BUDGET: Duration = Duration::from_secs(2);
 
+/// The same of all products together when a model is loaded; a page has less.
+const BUDGET_OF_LOAD: Duration = Duration::from_secs(if IS_BROWSER { 2 } else { 3 });
+
 /// Interleaved rounds of all candidates; the median counts.
 const ROUNDS: std::ops::Range<usize> = 5..16;
 
@@ -89,54 +92,93 @@ pub async fn tune(device: &Device, model: &ModelFile) -> Result<(Tuning, Vec<Tun
             found: "cpu".into(),
         });
     }
+    let device = &device.for_model(false);
     let weights = Weights::declare(&device.target(), model.header.shape.decoder()?, &model.header.tensor_index)?;
-    tune_products(device, &weights, |_| BUDGET).await
+    let products = products(device, &weights);
+    let mut tuning = device.tuning().clone();
+    tuning.set_operations_rate(None);
+    let (mut measured, rows) = measure_each(device, &products, tuning, |_| Some(BUDGET)).await?;
+    measured.set_operations_rate(measured.operations_rate().or(device.tuning().operations_rate()));
+    Ok((measured, rows))
 }
 
-/// As [`tune`], for declared weights; `budget` computes a bucket's time limit from the number of buckets.
+/// Measures products on a device that is configured for their model, and adds the choices that pay off to its tuning.
+/// Begins nothing after the time for a load, which the products share in their order; the usual choice then counts as
+/// measured. But compiles and runs the first product's default variant in any case, which takes longer on slow
+/// adapters.
 ///
 /// # Errors
 /// Errors of [`Device::run`].
-pub(crate) async fn tune_products(
+pub(crate) async fn tune_load(
     device: &Device,
-    weights: &Weights,
-    budget: impl Fn(u32) -> Duration,
+    products: &[MeasuredProduct<'_>],
 ) -> Result<(Tuning, Vec<TunedRow>), Error> {
-    let device = &device.for_model(false);
+    let start = Instant::now();
+    let budget = |n_left| {
+        let left = BUDGET_OF_LOAD.saturating_sub(start.elapsed());
+        (!left.is_zero()).then(|| left / n_left)
+    };
+    measure_each(device, products, device.tuning().clone(), budget).await
+}
+
+/// The products of a model's passes on a device that is configured for it, one for each bucket, those first that take
+/// most of the time.
+pub(crate) fn products<'a>(device: &Device, weights: &'a Weights) -> Vec<MeasuredProduct<'a>> {
+    /// A conversation has that many tokens of answers for each pass over its prompts, divided by how much longer such a
+    /// pass takes than one over a token: 16 times on an H100, 300 times on the weakest GPUs.
+    const PASSES_OF_ONE: u64 = 4;
+    let target = device.target();
+    let n_tokens = target.usual_max_pass();
     let of_prompts = weights
         .layer_products()
         .into_iter()
-        .map(|(_, w)| (&product_kernel(&device.target(), &Linear::new(w)).kernel, w, device.target().usual_max_pass()));
+        .map(|(_, w)| (&product_kernel(&target, &Linear::new(w)).kernel, w, n_tokens));
     let mut products: Vec<MeasuredProduct> = Vec::new();
     for (kernel, w, n_tokens) in weights.products().into_iter().map(|(kernel, w)| (kernel, w, 1)).chain(of_prompts) {
         let bucket = Bucket::of(kernel, w.weight(), [w.rows(), w.blocks(), n_tokens]);
-        if products.iter().all(|known| known.bucket != bucket) {
-            products.push(MeasuredProduct { kernel, w, n_tokens, bucket });
+        let size_bytes: u64 = w.tensors().map(Tensor::size_bytes).sum();
+        let cost = size_bytes * if n_tokens == 1 { PASSES_OF_ONE } else { 1 };
+        match products.iter_mut().find(|known| known.bucket == bucket) {
+            Some(known) => known.cost += cost,
+            None => products.push(MeasuredProduct { kernel, w, n_tokens, bucket, cost }),
         }
     }
-    let budget = budget(products.len() as u32);
-    let mut tuning = device.tuning().clone();
+    crate::sort::by_key(&mut products, |product| std::cmp::Reverse(product.cost));
+    products
+}
+
+/// Measures products and adds to `tuning`; `budget` is the time for the next one, by how many are left.
+async fn measure_each(
+    device: &Device,
+    products: &[MeasuredProduct<'_>],
+    mut tuning: Tuning,
+    budget: impl Fn(u32) -> Option<Duration>,
+) -> Result<(Tuning, Vec<TunedRow>), Error> {
     let mut rows = Vec::new();
-    let mut slowest: Option<u64> = None;
-    for product in &products {
+    for (i, product) in products.iter().enumerate() {
+        let Some(budget) = budget((products.len() - i) as u32) else {
+            tuning.choose(product.bucket, None);
+            continue;
+        };
         let (row, best, rate) = measure(device, product, budget).await?;
         tuning.choose(product.bucket, best);
         if product.n_tokens > 1 {
-            slowest = Some(slowest.map_or(rate, |slowest| slowest.min(rate)));
+            tuning.set_operations_rate(Some(tuning.operations_rate().map_or(rate, |slowest| slowest.min(rate))));
         }
         rows.push(row);
         device.free_unused();
     }
-    tuning.set_operations_rate(slowest.or(tuning.operations_rate()));
     Ok((tuning, rows))
 }
 
 /// A product that represents its bucket.
-struct MeasuredProduct<'a> {
+pub(crate) struct MeasuredProduct<'a> {
     kernel: &'static Kernel,
     w: &'a Matrix,
     n_tokens: u32,
-    bucket: Bucket,
+    pub bucket: Bucket,
+    /// Bytes of the bucket's weights, more for one token than for prompts.
+    cost: u64,
 }
 
 /// An alternative for a product.
@@ -217,34 +259,40 @@ async fn measure(
     let choices = candidates(&untuned, product);
 
     let mut measured: Vec<TuningCandidate> = Vec::new();
-    let mut round = Duration::ZERO;
+    // Time to prepare the slowest candidate, and to run each once.
+    let (mut longest, mut round) = (Duration::ZERO, Duration::ZERO);
     for &choice in &choices {
         // Leave time to finish the candidates begun.
-        if !measured.is_empty() && start.elapsed() + round * ROUNDS.start as u32 >= budget {
+        if !measured.is_empty() && start.elapsed() + longest + round * ROUNDS.start as u32 >= budget {
             break;
         }
-        let candidate = match TuningCandidate::new(&untuned, choice, product, &copies).await {
+        let begin = Instant::now();
+        let mut candidate = match TuningCandidate::new(&untuned, choice, product, &copies).await {
             Ok(candidate) => candidate,
             // A compiler may refuse a variant, but not the default.
             Err(error) if measured.is_empty() || matches!(error, Error::DeviceLost { .. }) => return Err(error),
             Err(_) => continue,
         };
+        longest = longest.max(begin.elapsed());
         if measured.iter().take(1).all(|usual| compare(&candidate.result, &usual.result).is_ok()) {
             let warm = Instant::now();
-            candidate.run().await?;
+            let seconds = candidate.run().await? / n_copies as f64;
+            candidate.times.push(seconds);
             round += warm.elapsed();
             measured.push(candidate);
         }
     }
-    // A single candidate wins in any case.
-    let enough = if measured.len() > 1 { ROUNDS.start } else { 1 };
-    for i in 0..ROUNDS.end {
-        if i >= enough && start.elapsed() >= budget {
-            break;
-        }
-        for candidate in &mut measured {
-            let seconds = candidate.run().await? / n_copies as f64;
-            candidate.times.push(seconds);
+    // A single candidate wins in any case. Others are compared by later runs than their first.
+    if measured.len() > 1 {
+        measured.iter_mut().for_each(|candidate| candidate.times.clear());
+        for i in 0..ROUNDS.end {
+            if i >= ROUNDS.start && start.elapsed() >= budget {
+                break;
+            }
+            for candidate in &mut measured {
+                let seconds = candidate.run().await? / n_copies as f64;
+                candidate.times.push(seconds);
+            }
         }
     }
     let medians: Vec<f64> = measured.iter_mut().map(TuningCandidate::median).collect();

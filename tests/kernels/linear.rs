@@ -559,7 +559,9 @@ fn product_rows_are_bit_equal_in_every_tile_and_batch() {
         };
         let short: (_, &[u32]) = ([256, 288], &[257, 128, 65, 1]);
         let long: (_, &[u32]) = ([20, 4224], &[65, 17, 1]);
-        for (weight, ([n, k], counts)) in [(WeightType::F32, short), (WeightType::Q4_K, short), (WeightType::Q8_0, long)] {
+        for (weight, ([n, k], counts)) in
+            [(WeightType::F32, short), (WeightType::Q4_K, short), (WeightType::Q8_0, long)]
+        {
             let n_rows = counts[0];
             let mut source = Source::new(Inputs::Magnitudes, 5, false);
             let sized = source.rows(n_rows, k);
@@ -579,8 +581,10 @@ fn product_rows_are_bit_equal_in_every_tile_and_batch() {
                 for (rows, blocks, tokens) in
                     logs(10).flat_map(|rows| logs(8).flat_map(move |b| logs(10).map(move |t| (rows, b, t))))
                 {
-                    tuning
-                        .choose(Bucket { kernel: "matmul", weight, rows, blocks, tokens }, Some(Choice::new(tier, size)));
+                    tuning.choose(
+                        Bucket { kernel: "matmul", weight, rows, blocks, tokens },
+                        Some(Choice::new(tier, size)),
+                    );
                 }
                 let device = device.with_tuning(tuning);
                 // In reverse, so that rows have other places in a tile than at first.
@@ -601,7 +605,8 @@ fn product_rows_are_bit_equal_in_every_tile_and_batch() {
                     kernels::matmul(&mut rec, &linear, &x, &y).expect("the operands fit");
                     let recording = rec.finish(&mut Workspace::default());
                     let is_split = k > 4096 && device.is_gpu() && tier != Tier::Scalar;
-                    let n_products = 1 + u32::from(is_split) + u32::from(tier.rounds_to_half() && weight != WeightType::F32);
+                    let n_products =
+                        1 + u32::from(is_split) + u32::from(tier.rounds_to_half() && weight != WeightType::F32);
                     assert_eq!(recording.n_dispatches(), n_products as usize, "{:?} {weight}", device.tier());
                     device.run(&recording).expect("the product runs");
                     let found = common::block_on(device.read::<u32>(&y)).expect("y is readable");

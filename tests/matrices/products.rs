@@ -41,7 +41,8 @@ fn matrix_unit_products_are_exact_for_every_tile() {
     let plain = |[rows, cols, across]: [u32; 3]| Tile { rows, cols, across, subgroups: 4, stages: 1 };
     let plain = [[4, 64, 4], [8, 32, 4], [16, 16, 2], [32, 32, 2]].map(plain);
     let in_stages = plain.map(|tile| Tile { stages: 2, ..tile });
-    let by_eight = [[32, 32, 4], [64, 32, 2]].map(|[rows, cols, across]| Tile { rows, cols, across, subgroups: 8, stages: 1 });
+    let by_eight =
+        [[32, 32, 4], [64, 32, 2]].map(|[rows, cols, across]| Tile { rows, cols, across, subgroups: 8, stages: 1 });
     for tile in plain.into_iter().chain(in_stages).chain(by_eight) {
         let Tile { rows, cols, .. } = tile;
         let exact =

@@ -25,7 +25,7 @@ use self::embed::EmbedBenchArgs;
 use self::memory::MemoryBenchArgs;
 use self::mol::MolBenchArgs;
 use super::lora::LoraArgs;
-use super::run::{PrecisionArgs, load};
+use super::run::{PrecisionArgs, TuneOnLoadArgs, load};
 use super::{CommandFailure, DeviceArgs, print_json, show_bytes};
 
 #[derive(Args)]
@@ -100,6 +100,8 @@ struct ModelBenchArgs {
     tokens_per_submit: Option<u32>,
     #[command(flatten)]
     precision: PrecisionArgs,
+    #[command(flatten)]
+    tune: TuneOnLoadArgs,
     #[command(flatten)]
     lora: LoraArgs,
     /// Repetitions of each test, after a warm-up.
@@ -238,7 +240,8 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), CommandFailure> {
     // Unknown for GPUs: no WebGPU API reports free memory.
     let free_bytes = if device.is_gpu() { None } else { bench::free_bytes() };
     let PrecisionArgs { kv_type, exact } = args.precision;
-    let options = LoadOptions { context_length: Some(context), kv_type, exact, ..LoadOptions::default() };
+    let tune = args.tune.place();
+    let options = LoadOptions { context_length: Some(context), kv_type, exact, tune, ..LoadOptions::default() };
     let loaded = load(args.model.as_deref().or(args.named.as_deref()), &device, options).map_err(|error| match error {
         Error::Option { option: "context_length", expected, found } => {
             Error::Option { option: "n_prompt, n_gen, depth", expected: format!("{expected} together"), found }

@@ -13,7 +13,7 @@ use super::nearest::nearest;
 const PREFIX: &str = "TILEWRIGHT_";
 
 /// Variables that are not those of a flag, the tests' among them.
-const OTHERS: [&str; 17] = [
+const OTHERS: [&str; 18] = [
     "TILEWRIGHT_BENCH",
     "TILEWRIGHT_CACHE_DIR",
     "TILEWRIGHT_CASE",
@@ -30,6 +30,7 @@ const OTHERS: [&str; 17] = [
     "TILEWRIGHT_ROUNDS",
     "TILEWRIGHT_SCREENSHOTS",
     "TILEWRIGHT_SEED",
+    "TILEWRIGHT_TUNE_SOFTWARE",
     "TILEWRIGHT_WARP",
 ];
 

@@ -13,6 +13,7 @@ use tilewright::generate::{ContextPolicy, DeviceLayers, ExpertCacheStats, Genera
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::tokenizer::EncodeOptions;
+use tilewright::tuning::TuneOnLoad;
 use tilewright::{
     ChatModel, ChatRequest, Counters, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery,
 };
@@ -93,6 +94,8 @@ pub struct ModelArgs {
     #[command(flatten)]
     precision: PrecisionArgs,
     #[command(flatten)]
+    tune: TuneOnLoadArgs,
+    #[command(flatten)]
     lora: LoraArgs,
     #[command(flatten)]
     pub vision: VisionArgs,
@@ -157,6 +160,27 @@ pub struct PrecisionArgs {
     /// precision.
     #[arg(long)]
     pub exact: bool,
+}
+
+/// Measurements when a model is loaded.
+#[derive(Args)]
+pub struct TuneOnLoadArgs {
+    /// Do not measure kernels when a GPU loads the model for the first time.
+    ///
+    /// That takes up to 3 s, once; the results are saved as those of `tilewright tune`, which measures for longer.
+    #[arg(long)]
+    no_tune: bool,
+}
+
+impl TuneOnLoadArgs {
+    /// Where loading measures. For tests, `TILEWRIGHT_TUNE_SOFTWARE` includes software adapters.
+    pub fn place(&self) -> TuneOnLoad {
+        match std::env::var_os("TILEWRIGHT_TUNE_SOFTWARE") {
+            _ if self.no_tune => TuneOnLoad::Never,
+            None => TuneOnLoad::Gpus,
+            Some(_) => TuneOnLoad::AllAdapters,
+        }
+    }
 }
 
 macro_rules! number_args {
@@ -370,6 +394,7 @@ impl ModelArgs {
             gpu_layers: self.gpu_layers.filter(|&n| n > 0),
             kv_type: self.precision.kv_type,
             exact: self.precision.exact,
+            tune: self.tune.place(),
             ..LoadOptions::default()
         }
     }

@@ -10,10 +10,10 @@ use common::block_on;
 use serde_json::Value;
 use tilewright::kernels;
 use tilewright::load::ModelFile;
-use tilewright::tuning::tune;
+use tilewright::tuning::{TuneOnLoad, tune};
 use tilewright::{
-    Bucket, Choice, Device, DeviceChoice, Error, GenerateOptions, Matrix, Model, Tier, Tuning, WeightType, Workspace,
-    shaders,
+    Bucket, Choice, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Matrix, Model, Tier, Tuning, WeightType,
+    Workspace, shaders,
 };
 
 /// A test's own, empty folder.
@@ -38,7 +38,10 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn tokens(device: &Device, n: usize) -> Vec<u32> {
-    let model = Model::builtin(device).unwrap();
+    tokens_of(&Model::builtin(device).unwrap(), n)
+}
+
+fn tokens_of(model: &Model, n: usize) -> Vec<u32> {
     let mut session = model.session().unwrap();
     let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(n) };
     let mut generation = session.generate("Once upon a time", &options).unwrap();
@@ -334,4 +337,126 @@ fn tuning_the_cpu_is_refused() {
     let model = ModelFile::builtin().unwrap();
     assert!(matches!(block_on(tune(&Device::cpu(), &model)), Err(Error::Option { option: "device", .. })));
     assert_eq!(*Device::cpu().tuning(), Tuning::default());
+}
+
+/// Loads a model, the built-in one without a path, and measures where `tune` says.
+fn load(device: &Device, path: Option<&Path>, tune: TuneOnLoad) -> Result<Model, Error> {
+    let file = match path {
+        Some(path) => ModelFile::open(path),
+        None => ModelFile::builtin(),
+    };
+    Model::from_file(device, file?, LoadOptions { tune, ..LoadOptions::default() })
+}
+
+/// Measured buckets, as in the file.
+fn measured(device: &Device) -> Vec<String> {
+    let value: Value = serde_json::from_slice(&std::fs::read(device.tuning_file().unwrap()).unwrap()).unwrap();
+    let bucket =
+        |row: &Value| ["kernel", "weight", "rows", "blocks", "tokens"].map(|key| row[key].to_string()).join(" ");
+    value["choices"].as_array().unwrap().iter().map(bucket).collect()
+}
+
+fn is_measurement(notice: &String) -> bool {
+    notice.contains("were measured in")
+}
+
+#[test]
+fn first_load_measures_what_is_unknown_and_later_ones_nothing() {
+    let folder = folder("first_load");
+    let Some(device) = open(&folder) else { return };
+    let want = tokens(&device, 32);
+    let is_software = block_on(Device::adapters())[0].is_software;
+    if is_software {
+        let before = device.counters().dispatches;
+        load(&device, None, TuneOnLoad::Gpus).unwrap();
+        assert_eq!(device.counters().dispatches, before, "software adapters are measured for tests only");
+        assert_eq!(measured(&device), [""; 0]);
+    }
+    assert_eq!(device.take_notices(), [""; 0]);
+
+    let start = std::time::Instant::now();
+    let model = load(&device, None, TuneOnLoad::AllAdapters).unwrap();
+    println!("loaded and measured in {:.1} s", start.elapsed().as_secs_f64());
+    let notices = device.take_notices();
+    assert!(notices.len() == 1 && is_measurement(&notices[0]), "{notices:?}");
+    println!("{}", notices[0]);
+    let builtin = measured(&device);
+    for kernel in ["matvec", "gate_up", "matmul"] {
+        assert!(builtin.iter().any(|bucket| bucket.contains(kernel)), "{kernel} is missing in {builtin:?}");
+    }
+    assert_eq!(tokens_of(&model, 32), want);
+
+    // The same handle, whose own tuning is older than the file, and a new one.
+    let before = device.counters().dispatches;
+    load(&device, None, TuneOnLoad::AllAdapters).unwrap();
+    assert_eq!(device.counters().dispatches, before);
+    let again = open(&folder).unwrap();
+    let model = load(&again, None, TuneOnLoad::AllAdapters).unwrap();
+    assert_eq!((again.counters().dispatches, again.take_notices()), (0, Vec::new()));
+    assert_eq!(model.device().tuning(), again.tuning());
+    assert_eq!(tokens_of(&model, 32), want);
+
+    // Products of another model are added.
+    let other = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tiny-random/llama3-rope");
+    load(&again, Some(&other), TuneOnLoad::AllAdapters).unwrap();
+    let notices = again.take_notices();
+    assert!(notices.len() == 1 && is_measurement(&notices[0]), "{notices:?}");
+    let both = measured(&again);
+    assert!(both.len() > builtin.len() && builtin.iter().all(|bucket| both.contains(bucket)), "{both:?}");
+    let last = open(&folder).unwrap();
+    for path in [None, Some(other.as_path())] {
+        load(&last, path, TuneOnLoad::AllAdapters).unwrap();
+    }
+    assert_eq!((last.counters().dispatches, last.take_notices()), (0, Vec::new()));
+}
+
+#[test]
+fn loads_without_a_tuning_file_measure_nothing() {
+    let Some(device) = common::gpu(None) else { return };
+    Model::builtin(&device).unwrap();
+    let before = device.counters().dispatches;
+    load(&device, None, TuneOnLoad::AllAdapters).unwrap();
+    assert_eq!(device.counters().dispatches, before);
+}
+
+/// Else each load would lose it again.
+#[cfg(feature = "fault-injection")]
+#[test]
+fn device_that_measurements_lose_is_not_measured_again() {
+    use tilewright::{Call, Effect, Faults};
+    let folder = folder("lost_while_measuring");
+    let Some(device) = open(&folder) else { return };
+    Model::builtin(&device).unwrap();
+    // The self-test is done, so the first submissions are the measurements'.
+    let faults = Faults::default().at(Call::Submit, 2, Effect::LoseBefore);
+    let opened = Device::open_with_faults(&DeviceChoice::Gpu, None, Some(&folder), &faults);
+    let loaded = load(&block_on(opened).unwrap(), None, TuneOnLoad::AllAdapters);
+    assert!(matches!(loaded, Err(Error::DeviceLost { .. })), "{:?}", loaded.err());
+
+    let again = open(&folder).unwrap();
+    load(&again, None, TuneOnLoad::AllAdapters).unwrap();
+    assert_eq!((again.counters().dispatches, again.take_notices()), (0, Vec::new()));
+    assert_eq!(again.tuning().choices().count(), 0);
+    assert!(!measured(&again).is_empty());
+}
+
+#[test]
+fn program_measures_at_the_first_run_unless_told_not_to() {
+    let folder = folder("program");
+    if open(&folder).is_none() {
+        return;
+    }
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+        command.args(["run", "--device", "gpu", "-n", "1"]).args(args).env("TILEWRIGHT_TUNE_SOFTWARE", "1");
+        let start = std::time::Instant::now();
+        let output = command.env("TILEWRIGHT_CACHE_DIR", &folder).env_remove("TILEWRIGHT_DEVICE").output().unwrap();
+        println!("run {args:?}: {:.1} s", start.elapsed().as_secs_f64());
+        let messages = text(&output.stderr);
+        assert!(output.status.success(), "{messages}");
+        (text(&output.stdout), messages.lines().filter(|line| line.contains("were measured in")).count())
+    };
+    let (story, told) = run(&["--no-tune"]);
+    assert_eq!(told, 0);
+    assert_eq!([run(&[]), run(&[])], [(story.clone(), 1), (story, 0)]);
 }
