@@ -132,8 +132,8 @@ struct DeviceInner {
     rounding: Rounding,
 }
 
-/// Whether activations are rounded before products with weights of fewer than 32 bits: on the CPU to bytes if
-/// weights are quantised, on a GPU to half precision if there are many tokens.
+/// Whether activations are rounded before products with weights of fewer than 32 bits: on the CPU to bytes or
+/// BF16 if weights are quantised, on a GPU to half precision if there are many tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Rounding {
     /// Never.

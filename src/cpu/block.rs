@@ -3,8 +3,12 @@
 use bytemuck::{Pod, Zeroable};
 
 mod rounded;
+mod tiled;
 
 pub(super) use self::rounded::{PANEL_ROWS, Panel, Rounded};
+use self::tiled::unpack_tiles;
+pub(super) use self::tiled::{TiledPanel, TiledRows};
+use super::simd::tiles::{Pair, Tiles};
 use super::simd::{self, BlockWork, Sums, Vector, Wide, widen_f16};
 use crate::dtype::{BLOCK, WeightType};
 use crate::formats::block::{FP4_DOUBLED, IQ4_LEVELS as IQ4_FLOATS, half_scale};
@@ -609,6 +613,11 @@ impl<'a> Packed<'a> {
     /// Unpacks all blocks.
     pub fn unpack(&self, weights: &mut [Block]) {
         with_format!(self.weight, unpack(self, weights))
+    }
+
+    /// Rounds whole rows, no more than a panel has; others of it stay what they are.
+    fn unpack_tiles(&self, tiles: Tiles, panel: &mut [Pair]) {
+        with_format!(self.weight, unpack_tiles(self, tiles, panel))
     }
 
     /// Dot products of rows of `n_blocks` with the activations of a few tokens: `sums` is `[T, rows]`.

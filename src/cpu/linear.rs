@@ -2,14 +2,14 @@
 //! `linear_norm`, which go on with the product; `split_sum`, which ends one.
 //!
 //! Rows of `w` are shared out over threads, a panel of them at a time. For a few tokens, the weights are multiplied as
-//! they are unpacked, in registers; for more, a panel is unpacked once and multiplied as a plain matrix, or repacked once
-//! and multiplied as bytes where activations are rounded.
+//! they are unpacked, in registers; for more, a panel is unpacked once and multiplied as a plain matrix, or where
+//! activations are rounded, repacked once and multiplied as bytes or by tiles of BF16.
 
 use std::borrow::Cow;
 
 use super::Call;
 use super::activation::{GeluExact, GeluQuick, GeluTanh, Silu, Tanh, gated_row};
-use super::block::{Block, PANEL_ROWS, Packed, Panel, Rounded};
+use super::block::{Block, PANEL_ROWS, Packed, Panel, Rounded, TiledPanel, TiledRows};
 use super::dots::Dots;
 use super::norm::{OPS as NORM_OPS, layer_norm_row, rms_norm_row};
 use super::panels::Panels;
@@ -350,6 +350,7 @@ pub(super) struct Product<'a> {
 struct Scratch {
     unpacked: Vec<Block>,
     panel: Panel,
+    tiled: TiledPanel,
     /// `[tokens, rows of the panel]`.
     sums: Vec<f32>,
 }
@@ -367,23 +368,28 @@ impl Product<'_> {
         const MAX_TOKENS: usize = 512;
         /// Floats of tokens that stay there while one panel after another meets them.
         const X_LEN: usize = 1 << 18;
+        /// The same of BF16.
+        const TILED_LEN: usize = 1 << 19;
         let &Product { form, w, w_scales, panels, first_row, x, n_tokens, n_out, n_blocks } = self;
         let (words, w) = (w, Packed::new(weight, w, w_scales));
         // Where nobody asks for panels, as in browsers, the compiler then leaves their products out.
         let panels = panels.filter(|_| simd::panel_lanes().is_some());
         let in_registers = form.in_registers(n_tokens);
-        let rounds = form.rounds && if in_registers { w.rounds() } else { w.rounds_panels() };
+        let tiles = if form.rounds && !in_registers { w.tiles() } else { None };
+        let tiled = tiles.map(|tiles| TiledRows::of(tiles, x, n_blocks));
+        let rounds = form.rounds && tiled.is_none() && if in_registers { w.rounds() } else { w.rounds_panels() };
         let rounded = rounds.then(|| Rounded::of(x, n_blocks, &w));
-        let max_tokens = match panels {
-            Some(_) => (X_LEN / (n_blocks * BLOCK)).clamp(64, MAX_TOKENS),
-            None => MAX_TOKENS,
+        let max_tokens = match (panels, &tiled) {
+            (Some(_), _) => (X_LEN / (n_blocks * BLOCK)).clamp(64, MAX_TOKENS),
+            (None, Some(_)) => (TILED_LEN / (n_blocks * BLOCK)).clamp(64, MAX_TOKENS),
+            (None, None) => MAX_TOKENS,
         };
         let n_passes = n_tokens.div_ceil(max_tokens).max(1);
         // Whole tiles of tokens.
-        let height = n_tokens.div_ceil(n_passes).next_multiple_of(8).max(1);
+        let height = n_tokens.div_ceil(n_passes).next_multiple_of(if tiled.is_some() { TiledRows::GROUP } else { 8 });
         let width = if in_registers {
             threads::chunk_len(n_out, 4, 256)
-        } else if rounds {
+        } else if rounds || tiled.is_some() {
             threads::chunk_len(n_passes * n_out, PANEL_ROWS, 8 * PANEL_ROWS)
         } else if let Some(panels) = panels {
             threads::chunk_len(n_passes * n_out, panels.width, 4 * panels.width)
@@ -395,7 +401,7 @@ impl Product<'_> {
         };
         let OutputRows { y, start, stride, bias, end } = to;
         let ops = n_tokens * n_out * n_blocks * BLOCK;
-        let write = |Scratch { unpacked, panel, sums }: &mut Scratch, mut tile: Tile<'_>| {
+        let write = |Scratch { unpacked, panel, tiled: tiled_panel, sums }: &mut Scratch, mut tile: Tile<'_>| {
             let x = &x[tile.rows.start * n_blocks..tile.rows.end * n_blocks];
             let bias = bias.map(|bias| &bias[tile.columns.start..]);
             let n_rows = tile.columns.len();
@@ -413,6 +419,8 @@ impl Product<'_> {
                 rows.rounded_dots(x, n_blocks, sums);
             } else if let Some(x) = &rounded {
                 rows.panel_dots(x, [tile.rows.start, tile.rows.len()], n_blocks, panel, sums);
+            } else if let Some(x) = &tiled {
+                rows.tiled_dots(x, [tile.rows.start, tile.rows.len()], tiled_panel, sums);
             } else if in_registers {
                 rows.dots(x, n_blocks, sums);
             } else {
@@ -425,7 +433,7 @@ impl Product<'_> {
             }
             simd::run_wide(Finish { rows: tile.rows_mut().zip(sums.chunks_exact(n_rows)), bias, end });
         };
-        threads::for_each_tile(y, stride, start..start + n_out, [height, width], ops, write);
+        threads::for_each_tile(y, stride, start..start + n_out, [height.max(1), width], ops, write);
     }
 }
 
@@ -484,6 +492,37 @@ mod tests {
                 simd::run_wide(Dots { w: &w, x: &x[..n_tokens * dim], dim, sums: &mut some });
                 assert_eq!(some, all[..some.len()], "{n_rows} rows of {dim}, {n_tokens} tokens");
             }
+        }
+    }
+
+    /// Of more tokens than are taken at a time, with rounded activations and rows that are no whole panels.
+    #[test]
+    fn rounded_products_do_not_depend_on_the_token_count() {
+        const MOST: usize = 600;
+        let (n_out, n_blocks) = (75, 70);
+        let dim = n_blocks * BLOCK;
+        let words: Vec<u32> =
+            numbers(n_out * n_blocks * 4, 1).iter().map(|x| x.to_bits().wrapping_mul(0x9e37_79b9)).collect();
+        let scales = vec![f16::from_f32(0.01).to_bits(); n_out * n_blocks];
+        let w = [words, bytemuck::pod_collect_to_vec(&scales)].concat();
+        let x = numbers(MOST * dim, 2);
+        let product = |n_tokens: usize| {
+            Product {
+                form: ProductMode::of(false, true, BatchInvariance::Many),
+                w: &w,
+                w_scales: (n_out * n_blocks * 4) as u32,
+                panels: None,
+                first_row: 0,
+                x: &x.as_chunks().0[..n_tokens * n_blocks],
+                n_tokens,
+                n_out,
+                n_blocks,
+            }
+            .plain(Some(WeightType::Q4_0))
+        };
+        let all = product(MOST);
+        for n_tokens in [1, 8, 31, 32, 33, 128, 250, 513] {
+            assert!(product(n_tokens) == all[..n_tokens * n_out], "{n_tokens} tokens");
         }
     }
 

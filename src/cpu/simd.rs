@@ -1,9 +1,10 @@
 //! Inner loops for the processor at hand. They are written once over [`Vector`] and compiled twice on x86-64: for any
-//! such processor, and for those with AVX2, FMA and F16C. On the web they use vectors of 128 bits.
+//! such processor, and for those with AVX2, FMA and F16C; some also for AVX-512. On the web they use vectors of 128 bits.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 pub(super) mod bytes;
+pub(super) mod tiles;
 
 /// A loop to be compiled for several instruction sets. Everything in it must be inlined to benefit.
 pub(super) trait Work {
@@ -556,9 +557,9 @@ mod avx512 {
         work.run_blocks::<[Sixteen; 2]>();
     }
 
-    /// Only [`run`] and [`run_blocks`] name it, so its methods are only called where the processor has the features.
+    /// Only [`run`], [`run_blocks`] and `tiles` name it, so its methods are only called where the processor has the features.
     #[derive(Clone, Copy)]
-    struct Sixteen(__m512);
+    pub struct Sixteen(__m512);
 
     impl Instructions for Sixteen {
         const FUSED: bool = true;
@@ -582,24 +583,38 @@ mod avx512 {
             })
         }
 
-        /// Of each square of `2 * HALF` rows, the upper right quarter and the lower left one exchanged.
+        /// Of four rows, in quarter q of vector i, column 4q + i.
         #[inline(always)]
-        fn exchanged<const HALF: usize>(mut rows: [Sixteen; 16]) -> [Sixteen; 16] {
-            // Lanes from 16 on are those of the second row.
-            let upper: [i32; 16] = std::array::from_fn(|i| (if i & HALF == 0 { i } else { 16 + i - HALF }) as i32);
-            let lower: [i32; 16] = std::array::from_fn(|i| (if i & HALF == 0 { i + HALF } else { 16 + i }) as i32);
-            for i in 0..16 {
-                if i & HALF == 0 {
-                    let (a, b) = (rows[i].0, rows[i + HALF].0);
-                    unsafe {
-                        let upper = _mm512_loadu_si512(upper.as_ptr().cast());
-                        let lower = _mm512_loadu_si512(lower.as_ptr().cast());
-                        rows[i] = Sixteen(_mm512_permutex2var_ps(a, upper, b));
-                        rows[i + HALF] = Sixteen(_mm512_permutex2var_ps(a, lower, b));
-                    }
-                }
+        fn columns([a, b, c, d]: [__m512; 4]) -> [__m512; 4] {
+            unsafe {
+                let (ab, cd) = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
+                let (ab2, cd2) = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
+                let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+                let (ab2, cd2) = (_mm512_castps_pd(ab2), _mm512_castps_pd(cd2));
+                [
+                    _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)),
+                    _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)),
+                    _mm512_castpd_ps(_mm512_unpacklo_pd(ab2, cd2)),
+                    _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, cd2)),
+                ]
             }
-            rows
+        }
+
+        /// In vector q, quarter q of each.
+        #[inline(always)]
+        fn quarters([a, b, c, d]: [__m512; 4]) -> [__m512; 4] {
+            unsafe {
+                let (ab, cd) =
+                    (_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b01_00_01_00>(c, d));
+                let (ab2, cd2) =
+                    (_mm512_shuffle_f32x4::<0b11_10_11_10>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(c, d));
+                [
+                    _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd),
+                    _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd),
+                    _mm512_shuffle_f32x4::<0b10_00_10_00>(ab2, cd2),
+                    _mm512_shuffle_f32x4::<0b11_01_11_01>(ab2, cd2),
+                ]
+            }
         }
 
         /// The sums of four vectors' lanes: pairs of quarters, then quarters, then lanes.
@@ -772,19 +787,30 @@ mod avx512 {
 
         #[inline(always)]
         fn transpose(square: &mut [[f32; 16]; 16]) {
-            // The compiler makes gathers and scatters of the plain loops, which take twice as long.
-            let mut rows = [Sixteen(unsafe { _mm512_setzero_ps() }); 16];
-            for (row, from) in rows.iter_mut().zip(square.iter()) {
-                *row = Lanes::load(from);
-            }
-            // Two quarters of ever smaller squares change places.
-            rows = Self::exchanged::<8>(rows);
-            rows = Self::exchanged::<4>(rows);
-            rows = Self::exchanged::<2>(rows);
-            rows = Self::exchanged::<1>(rows);
-            for (row, to) in rows.into_iter().zip(square) {
-                row.store(to);
-            }
+            // The compiler makes gathers and scatters of plain loops, and keeps in memory what loops over vectors change.
+            let at = |i: usize| unsafe { _mm512_loadu_ps(square[i].as_ptr()) };
+            let [a, b, c, d] = [
+                Self::columns([at(0), at(1), at(2), at(3)]),
+                Self::columns([at(4), at(5), at(6), at(7)]),
+                Self::columns([at(8), at(9), at(10), at(11)]),
+                Self::columns([at(12), at(13), at(14), at(15)]),
+            ];
+            let [e, f, g, h] = [
+                Self::quarters([a[0], b[0], c[0], d[0]]),
+                Self::quarters([a[1], b[1], c[1], d[1]]),
+                Self::quarters([a[2], b[2], c[2], d[2]]),
+                Self::quarters([a[3], b[3], c[3], d[3]]),
+            ];
+            let mut put = |q: usize, rows: [__m512; 4]| {
+                Sixteen(rows[0]).store(&mut square[4 * q]);
+                Sixteen(rows[1]).store(&mut square[4 * q + 1]);
+                Sixteen(rows[2]).store(&mut square[4 * q + 2]);
+                Sixteen(rows[3]).store(&mut square[4 * q + 3]);
+            };
+            put(0, [e[0], f[0], g[0], h[0]]);
+            put(1, [e[1], f[1], g[1], h[1]]);
+            put(2, [e[2], f[2], g[2], h[2]]);
+            put(3, [e[3], f[3], g[3], h[3]]);
         }
 
         #[inline(always)]

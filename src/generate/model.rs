@@ -90,7 +90,7 @@ pub struct LoadOptions<'a> {
     pub kv_type: KvType,
     /// Never round activations. Otherwise, CPUs that multiply bytes faster than floats (x86-64 with AVX2, browsers) round
     /// those that meet quantised weights to signed bytes with one scale per 32, as llama.cpp does, except on
-    /// [`Device::cpu`]. Real GPUs with half precision use it for prefill products, summed in f32; browsers' adapters
+    /// [`Device::cpu`]; with AMX on Linux, products of many tokens round these and the weights to BF16. Real GPUs with half precision use it for prefill products, summed in f32; browsers' adapters
     /// only in the tier `f16`, which is asked for by name and stays.
     pub exact: bool,
     /// Where to measure kernels for those of the model's matrix products that the device's tuning file lacks: once, for

@@ -5,7 +5,8 @@
 //! offsets and mins are taken off by the sum of a block's activations. For fewer than twelve tokens rows are read as
 //! they lie; for more, 32 rows at a time are repacked (`panel.rs`). With `maddubs`, products of many tokens with
 //! signed quants stay exact, since bytes are no faster there; so do types without such products, products that must
-//! have the same bits for every number of rows, and processors without such vectors.
+//! have the same bits for every number of rows, and processors without such vectors. Processors with tiles multiply many
+//! tokens by these (`tiled.rs`).
 
 mod panel;
 
