@@ -71,9 +71,9 @@ pub fn statistics(all: &[Vec<Outcome>]) -> String {
     };
     let mut text = String::new();
     let mut group = "";
-    for at in 0..first.len() {
-        if group != first[at].0.group {
-            group = &first[at].0.group;
+    for (at, (case, _)) in first.iter().enumerate() {
+        if group != case.group {
+            group = &case.group;
             let heads: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
             let _ = writeln!(
                 text,

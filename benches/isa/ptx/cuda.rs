@@ -74,7 +74,7 @@ impl Scalar {
         }
     }
 
-    fn from_bits(self, bits: &str) -> String {
+    fn of_bits(self, bits: &str) -> String {
         match self {
             Scalar::Bool => format!("(({bits}) != 0u)"),
             Scalar::F32 => format!("__uint_as_float({bits})"),
@@ -295,7 +295,7 @@ impl<'a> Module<'a> {
             Op::ConstantFalse => vec!["false".into()],
             Op::Constant => {
                 self.integers.insert(operands[1], operands[2]);
-                vec![leaves[0].from_bits(&format!("{:#x}u", operands[2]))]
+                vec![leaves[0].of_bits(&format!("{:#x}u", operands[2]))]
             }
             Op::ConstantComposite => {
                 let mut all = Vec::new();
@@ -307,7 +307,7 @@ impl<'a> Module<'a> {
                 }
                 all
             }
-            _ => leaves.iter().map(|leaf| leaf.from_bits("0u")).collect(),
+            _ => leaves.iter().map(|leaf| leaf.of_bits("0u")).collect(),
         })
     }
 
@@ -768,7 +768,7 @@ impl Writer<'_> {
                 found.extend((0..module.leaves(of)?.len()).map(|axis| input(*builtin, axis, size)));
             }
             (_, Type::Scalar(scalar)) => found.push(match pointer.place {
-                Place::Words => scalar.from_bits(&format!("{}[{} + {within}]", pointer.name, pointer.offset)),
+                Place::Words => scalar.of_bits(&format!("{}[{} + {within}]", pointer.name, pointer.offset)),
                 _ => {
                     let word = if *scalar == Scalar::Bool { Scalar::Int { bytes: 4 } } else { *scalar };
                     let value = format!(
@@ -795,7 +795,7 @@ impl Writer<'_> {
                 found.extend((0..*n).map(|i| {
                     let at = i * scalar.bytes();
                     let word = &words[(at / 4) as usize];
-                    scalar.from_bits(&if at % 4 == 0 { word.clone() } else { format!("{word} >> {}u", at % 4 * 8) })
+                    scalar.of_bits(&if at % 4 == 0 { word.clone() } else { format!("{word} >> {}u", at % 4 * 8) })
                 }));
             }
             _ => {
@@ -948,14 +948,14 @@ fn input(builtin: BuiltIn, axis: usize, size: [u32; 3]) -> String {
 fn cast(from: &[Scalar], values: &[String], to: &[Scalar]) -> Result<Vec<String>, String> {
     if from.len() == to.len() {
         let pairs = from.iter().zip(values).zip(to);
-        return Ok(pairs.map(|((from, value), to)| to.from_bits(&from.to_bits(value))).collect());
+        return Ok(pairs.map(|((from, value), to)| to.of_bits(&from.to_bits(value))).collect());
     }
     let (Some(whole), Some(part)) = (from.first(), to.first()) else { return Err("a cast of nothing".into()) };
     if whole.bytes() > part.bytes() {
         let n = whole.bytes() / part.bytes();
         let parts = values.iter().flat_map(|value| (0..n).map(move |i| (value, i)));
         return Ok(parts
-            .map(|(value, i)| part.from_bits(&format!("{} >> {}u", whole.to_bits(value), 8 * part.bytes() * i)))
+            .map(|(value, i)| part.of_bits(&format!("{} >> {}u", whole.to_bits(value), 8 * part.bytes() * i)))
             .collect());
     }
     let n = (part.bytes() / whole.bytes()) as usize;
@@ -964,7 +964,7 @@ fn cast(from: &[Scalar], values: &[String], to: &[Scalar]) -> Result<Vec<String>
             .iter()
             .enumerate()
             .map(|(i, value)| format!("((unsigned){} << {}u)", whole.to_bits(value), 8 * whole.bytes() * i as u32));
-        part.from_bits(&shifted.collect::<Vec<_>>().join(" | "))
+        part.of_bits(&shifted.collect::<Vec<_>>().join(" | "))
     };
     Ok(values.chunks(n).map(joined).collect())
 }

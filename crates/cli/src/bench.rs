@@ -178,10 +178,7 @@ impl BenchArgs {
             None => self.model.model.as_mut().or(self.model.named.as_mut()),
             Some(BenchCommand::Embed(args)) => Some(&mut args.model),
             Some(
-                BenchCommand::Kernels(_)
-                | BenchCommand::Ablate(_)
-                | BenchCommand::Memory(_)
-                | BenchCommand::Mol(_),
+                BenchCommand::Kernels(_) | BenchCommand::Ablate(_) | BenchCommand::Memory(_) | BenchCommand::Mol(_),
             ) => None,
             // `bench serve` resolves its model itself.
             #[cfg(feature = "serve")]

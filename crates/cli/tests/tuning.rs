@@ -356,7 +356,7 @@ fn measured(device: &Device) -> Vec<String> {
     value["choices"].as_array().unwrap().iter().map(bucket).collect()
 }
 
-fn is_measurement(notice: &String) -> bool {
+fn is_measurement(notice: &str) -> bool {
     notice.contains("were measured in")
 }
 
