@@ -1,4 +1,5 @@
-//! `attention_decode`, `attention_prefill` and `attention_merge`: each query and head by itself.
+//! `attention_decode`, `attention_prefill` and `attention_merge`: queries of a prompt together, a head at a time; of decoding,
+//! each query and head by itself.
 
 use std::ops::Range;
 
@@ -6,7 +7,7 @@ use super::cached::{Floats, Halves, Pages, Quants, Stored, write_row};
 use super::rope::{Rotation, Turning};
 use super::simd::{self, Lanes, Numbers, WideWork, exp};
 use super::softmax::ExpBelow;
-use super::whole_sequences::{self, Biases, HeadBiases, Rows, Scratch, Sequence};
+use super::whole_sequences::{self, Biases, HeadBiases, Keys, Packed, Rows, Scratch, Sequence};
 use super::{Call, threads};
 use crate::kernels::{KvType, QkNorm};
 use crate::shaders::constants::attention::{CAUSAL, OWN_KEYS, PACKED, WHOLE_PASS};
@@ -57,6 +58,11 @@ impl AttentionParams {
         let first = if window > 0 { keys.start.max(next.saturating_sub(window)) } else { keys.start };
         let first = if self.flags & WHOLE_PASS != 0 { first.min(state[0] as usize) } else { first };
         first..end
+    }
+
+    /// Keys that each token of the pass sees.
+    fn all_visible(&self, state: &[u32]) -> Vec<Range<usize>> {
+        (0..self.n_tokens as usize).map(|t| self.visible(state, t)).collect()
     }
 
     /// Keys that are cut into parts: those that a token sees where each is of a sequence of its own, else those that any token
@@ -119,7 +125,8 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
     let params = AttentionParams { query_start: 0, query_stride: params.n_heads * (params.head_dim / 4), ..params };
     let sinks = has_sinks.then(|| sinks.get());
     let learned = Learned { sinks, biases: None };
-    attention(&params, cache, state, &q, [k.get(), v.get()], learned, y.get_mut());
+    let visible = params.all_visible(state);
+    by_query(&params, cache, state, &visible, &q, [k.get(), v.get()], learned, y.get_mut());
 }
 
 /// Queries of several tokens, which are turned already, as their keys and values are.
@@ -130,7 +137,21 @@ pub(crate) fn attention_prefill(mut call: Call<'_>) {
     let [state, q, k, v, sinks, y] = call.operands();
     let biases = Biases { n_heads: params.n_heads as usize, reach: params.reach as usize, table: sinks.get() };
     let learned = Learned { sinks: has_sinks.then_some(biases.table), biases: has_biases.then_some(biases) };
-    attention(&params, cache, state.get(), q.get(), [k.get(), v.get()], learned, y.get_mut());
+    let (state, q, kv) = (state.get(), q.get(), [k.get(), v.get()]);
+    let visible = params.all_visible(state);
+    let dim = params.head_dim as usize;
+    let has_runs = [dim, dim - cache.values_from].into_iter().all(whole_sequences::takes) && params.splits == 1;
+    let is_whole =
+        params.flags & (PACKED | CAUSAL) == PACKED && !has_sinks && params.window == 0 && cache.values_from == 0;
+    let y = y.get_mut();
+    if has_runs && is_whole && cache.kind == KvType::F32 && params.soft_cap <= 0.0 {
+        let y = &mut y[..params.n_tokens as usize * params.n_heads as usize * dim];
+        whole(&params, &visible, learned.biases, [q, bytemuck::cast_slice(kv[0]), bytemuck::cast_slice(kv[1])], y);
+    } else if has_runs && !has_biases && params.row_words == 0 {
+        by_sequence(&params, cache, state, &visible, q, kv, learned.sinks, y);
+    } else {
+        by_query(&params, cache, state, &visible, q, kv, learned, y);
+    }
 }
 
 /// Learned scores, if a layer has them.
@@ -158,11 +179,13 @@ impl Cache {
     }
 }
 
-/// Both forms: all keys at once, or in parts that are still to be merged.
-fn attention(
+/// Each query by itself, with all keys at once or in parts that are still to be merged.
+#[expect(clippy::too_many_arguments)]
+fn by_query(
     params: &AttentionParams,
     Cache { kind, page_table, values_from }: Cache,
     state: &[u32],
+    visible: &[Range<usize>],
     q: &[f32],
     [k, v]: [&[u32]; 2],
     Learned { sinks, biases }: Learned<'_>,
@@ -174,13 +197,7 @@ fn attention(
     let v = if values_from > 0 { k } else { v };
     let in_words = |units: u32| 4 * units as usize;
     let stride = in_words(params.key_stride);
-    let visible: Vec<Range<usize>> = (0..params.n_tokens as usize).map(|t| params.visible(state, t)).collect();
     let n_queries = params.n_tokens as usize * n_heads;
-    let is_whole = params.flags & (PACKED | CAUSAL) == PACKED && sinks.is_none() && params.window == 0 && splits == 1;
-    if is_whole && kind == KvType::F32 && params.soft_cap <= 0.0 && whole_sequences::takes(dim) {
-        let y = &mut y[..n_queries * dim];
-        return whole(params, &visible, biases, [q, bytemuck::cast_slice(k), bytemuck::cast_slice(v)], y);
-    }
     let part_len = if splits > 1 { value_dim + 4 } else { value_dim };
     let ops = n_heads * (dim + value_dim) * visible.iter().map(Range::len).sum::<usize>();
     threads::for_each_chunk(&mut y[..n_queries * splits * part_len], part_len, ops, |i, y| {
@@ -231,6 +248,107 @@ fn attention(
     });
 }
 
+/// Tokens of one sequence, or of packed ones, each of which sees a range of keys: a head of many tokens at a time, so that a
+/// key is widened once for all of them.
+#[expect(clippy::too_many_arguments)]
+fn by_sequence(
+    params: &AttentionParams,
+    Cache { kind, page_table, values_from }: Cache,
+    state: &[u32],
+    visible: &[Range<usize>],
+    q: &[f32],
+    [k, v]: [&[u32]; 2],
+    sinks: Option<&[f32]>,
+    y: &mut [f32],
+) {
+    /// Tokens at a time: with more, fewer threads would have work.
+    const TOKENS: usize = 64;
+    let (n_heads, n_kv_heads, dim) = (params.n_heads as usize, params.n_kv_heads as usize, params.head_dim as usize);
+    let value_dim = dim - values_from;
+    let in_words = |units: u32| 4 * units as usize;
+    let (q_stride, stride) = (in_words(params.query_stride), in_words(params.key_stride));
+    let is_packed = params.flags & PACKED != 0;
+    // Where a token's sequence begins, and what it sees of it: the same in any batch.
+    let starts: Vec<usize> =
+        (0..visible.len()).map(|t| if is_packed { params.keys(state, t).start } else { 0 }).collect();
+    let within =
+        |(seen, start): (&Range<usize>, &usize)| seen.start.saturating_sub(*start)..seen.end.saturating_sub(*start);
+    let seen: Vec<Range<usize>> = visible.iter().zip(&starts).map(within).collect();
+    let ops = n_heads * (dim + value_dim) * visible.iter().map(Range::len).sum::<usize>();
+    let width = n_heads * value_dim;
+    let y = &mut y[..visible.len() * width];
+    threads::for_each_tile(y, width, 0..width, [TOKENS, value_dim], ops, |scratch: &mut Scratch, mut tile| {
+        let (h, mut t) = (tile.columns.start / value_dim, tile.rows.start);
+        let head = h * n_kv_heads / n_heads * in_words(params.head_stride);
+        let mut y: Vec<&mut [f32]> = tile.rows_mut().collect();
+        let mut rest = &mut y[..];
+        while !rest.is_empty() {
+            // All that are left of this sequence; padding behind the last token may see nothing.
+            let is_alike = |other: &usize| starts[*other] == starts[t] && seen[*other].is_empty() == seen[t].is_empty();
+            let n = (t..t + rest.len()).take_while(is_alike).count();
+            let (y, others) = rest.split_at_mut(n);
+            rest = others;
+            let of_tokens = &seen[t..t + n];
+            let first = of_tokens.iter().map(|seen| seen.start).min().unwrap_or_default();
+            let end = of_tokens.iter().map(|seen| seen.end).max().unwrap_or_default();
+            if first < end {
+                let pages = params.pages(state, t, page_table);
+                let rows = |words, skipped| HeadRows { words, kind, stride, dim, skipped, pages };
+                let v_words = if values_from > 0 { k } else { v };
+                let k_rows = rows(&k[in_words(params.key_start) + head..], 0);
+                let v_rows = rows(&v_words[in_words(params.value_start) + head..], values_from);
+                simd::run_wide(Sequence {
+                    q: &q[in_words(params.query_start) + t * q_stride + h * dim..],
+                    q_stride,
+                    keys: Cached { k: k_rows, v: v_rows, start: starts[t] },
+                    seen: Some(of_tokens),
+                    all: first..end,
+                    scale: params.scale,
+                    soft_cap: params.soft_cap,
+                    sink: sinks.map(|sinks| sinks[h]),
+                    biases: None,
+                    y,
+                    scratch,
+                });
+            }
+            t += n;
+        }
+    });
+}
+
+/// Rows of a head as a cache stores them.
+struct Cached<'a> {
+    k: HeadRows<'a>,
+    v: HeadRows<'a>,
+    /// The position that the others count from.
+    start: usize,
+}
+
+impl Keys for Cached<'_> {
+    fn dims(&self) -> [usize; 2] {
+        [self.k.dim, self.v.dim - self.v.skipped]
+    }
+
+    #[inline(always)]
+    fn tile<'n, const LEN: usize, L: Lanes<LEN>>(
+        &'n self,
+        positions: Range<usize>,
+        _: bool,
+        near: &'n mut [f32],
+    ) -> [Rows<'n>; 2] {
+        let [dim, value_dim] = self.dims();
+        let positions = self.start + positions.start..self.start + positions.end;
+        let (near_k, near_v) = near.split_at_mut(positions.len() * dim);
+        self.k.widen::<LEN, L>(positions.clone(), near_k);
+        if value_dim < dim {
+            let v = Rows { floats: &near_k[self.v.skipped..], stride: dim, dim: value_dim };
+            return [Rows { floats: near_k, stride: dim, dim }, v];
+        }
+        self.v.widen::<LEN, L>(positions, near_v);
+        [Rows { floats: near_k, stride: dim, dim }, Rows { floats: near_v, stride: dim, dim }]
+    }
+}
+
 /// Tokens that see all keys of their sequences, a head of many tokens at a time.
 fn whole(
     params: &AttentionParams,
@@ -259,13 +377,16 @@ fn whole(
             rest = others;
             if !keys.is_empty() {
                 let first = |start| in_floats(start) + head + keys.start * stride;
+                let rows = |floats, start| Rows { floats: &<[f32]>::as_ref(floats)[first(start)..], stride, dim };
                 let sequence = Sequence {
                     q: &q[in_floats(params.query_start) + t * q_stride + h * dim..],
                     q_stride,
-                    k: Rows { floats: &k[first(params.key_start)..], stride, dim },
-                    v: Rows { floats: &v[first(params.value_start)..], stride, dim },
-                    n_keys: keys.len(),
+                    keys: Packed { k: rows(k, params.key_start), v: rows(v, params.value_start) },
+                    seen: None,
+                    all: 0..keys.len(),
                     scale: params.scale,
+                    soft_cap: 0.0,
+                    sink: None,
                     biases: biases.map(|biases| biases.of(h, t - keys.start)),
                     y,
                     scratch,
@@ -319,6 +440,35 @@ impl<'a> HeadRows<'a> {
     fn tile(self, positions: Range<usize>) -> Tile<'a> {
         let words = &self.words[self.pages.slot(positions.start) * self.stride..];
         Tile { words, stride: self.stride, dim: self.dim, skipped: self.skipped, n: positions.len() }
+    }
+
+    /// Whole rows as floats, one after the other.
+    #[inline(always)]
+    fn widen<const LEN: usize, L: Lanes<LEN>>(self, positions: Range<usize>, to: &mut [f32]) {
+        for (position, to) in positions.zip(to.chunks_exact_mut(self.dim)) {
+            let row = &self.words[self.pages.slot(position) * self.stride..];
+            match self.kind {
+                KvType::F32 => widen_row::<LEN, L, Floats>(row, to),
+                KvType::F16 => widen_row::<LEN, L, Halves>(row, to),
+                KvType::Q8_0 => widen_row::<LEN, L, Quants>(row, to),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn widen_row<const LEN: usize, L: Lanes<LEN>, S: Stored>(row: &[u32], to: &mut [f32]) {
+    let dim = to.len();
+    let (runs, rest) = to.as_chunks_mut::<LEN>();
+    let from = S::runs::<LEN>(row, dim, 0, runs.len());
+    for (at, to) in runs.iter_mut().enumerate() {
+        S::load::<LEN, L>(from, at).store(to);
+    }
+    if !rest.is_empty() {
+        let from = S::rest::<LEN>(row, dim, dim - rest.len());
+        for (to, from) in rest.iter_mut().zip(from) {
+            *to = from;
+        }
     }
 }
 

@@ -1,13 +1,16 @@
-//! Attention of tokens that see all of their sequence, as encoders have it: one query in each lane of a vector, so that
-//! neither its scores nor their sum are added up across lanes. A key's elements, and its value's, are the same in all lanes.
+//! Attention of several tokens of a sequence, all of which see all of it (encoders) or each its own range (prefill): one
+//! query in each lane of a vector, so that neither its scores nor their sum are added up across lanes. A key's elements, and
+//! its value's, are the same in all lanes.
 //!
 //! Keys are visited a tile at a time by all queries, and copied next to each other before: their rows lie in different
-//! pages, which processors do not fetch ahead.
+//! pages, which processors do not fetch ahead, and those of a cache have to be widened.
 //!
 //! A query meets the keys of its sequence in one order, by itself, whatever stands in the other lanes: its result is the
-//! same in any batch.
+//! same in any batch. Tiles begin at multiples of their size, and a key that a query does not see has the weight 0.
 
-use super::simd::{self, Exp, Lanes, WideWork};
+use std::ops::Range;
+
+use super::simd::{self, Exp, Lanes, WideWork, exp};
 
 /// Keys whose scores are found before they are weighted.
 const TILE: usize = 64;
@@ -32,16 +35,62 @@ pub(super) fn takes(head_dim: usize) -> bool {
     head_dim.is_multiple_of(8)
 }
 
+/// Keys and values of a head.
+pub(super) trait Keys {
+    /// Elements of a key, and of a value.
+    fn dims(&self) -> [usize; 2];
+
+    /// Keys and values of these positions, at most [`TILE`]. `near` has room for a copy; `reused`: they are read several times.
+    fn tile<'n, const LEN: usize, L: Lanes<LEN>>(
+        &'n self,
+        positions: Range<usize>,
+        reused: bool,
+        near: &'n mut [f32],
+    ) -> [Rows<'n>; 2];
+}
+
+/// Those of a sequence in a batch, from its first token on.
+pub(super) struct Packed<'a> {
+    pub k: Rows<'a>,
+    pub v: Rows<'a>,
+}
+
+impl Keys for Packed<'_> {
+    fn dims(&self) -> [usize; 2] {
+        [self.k.dim, self.v.dim]
+    }
+
+    #[inline(always)]
+    fn tile<'n, const LEN: usize, L: Lanes<LEN>>(
+        &'n self,
+        positions: Range<usize>,
+        reused: bool,
+        near: &'n mut [f32],
+    ) -> [Rows<'n>; 2] {
+        let (k, v) = (self.k.from(positions.start), self.v.from(positions.start));
+        if !reused {
+            return [k, v];
+        }
+        let (near_k, near_v) = near.split_at_mut(TILE * self.k.dim);
+        [k.copied(positions.len(), near_k), v.copied(positions.len(), near_v)]
+    }
+}
+
 /// Attention of some tokens of a sequence in one head.
-pub(super) struct Sequence<'a, 'y> {
+pub(super) struct Sequence<'a, 'y, K> {
     /// The first token's query, and `q_stride` elements on the next one's.
     pub q: &'a [f32],
     pub q_stride: usize,
-    /// Those of the sequence's first token, and of the others.
-    pub k: Rows<'a>,
-    pub v: Rows<'a>,
-    pub n_keys: usize,
+    pub keys: K,
+    /// The positions that each token sees; `None`: all of `all`.
+    pub seen: Option<&'a [Range<usize>]>,
+    /// Those that any token sees.
+    pub all: Range<usize>,
     pub scale: f32,
+    /// 0: none.
+    pub soft_cap: f32,
+    /// A score that takes part in the softmax and has no value.
+    pub sink: Option<f32>,
     /// Of the first token.
     pub biases: Option<HeadBiases<'a>>,
     /// A row of each token.
@@ -49,7 +98,7 @@ pub(super) struct Sequence<'a, 'y> {
     pub scratch: &'a mut Scratch,
 }
 
-impl WideWork for Sequence<'_, '_> {
+impl<K: Keys> WideWork for Sequence<'_, '_, K> {
     #[inline(always)]
     fn run_wide<const LEN: usize, L: Lanes<LEN>>(self) {
         // As many sums as there are registers for, beside the queries.
@@ -61,19 +110,18 @@ impl WideWork for Sequence<'_, '_> {
     }
 }
 
-impl Sequence<'_, '_> {
+impl<K: Keys> Sequence<'_, '_, K> {
     /// `Q` vectors of queries together, and `N` keys or columns of values.
     #[inline(always)]
     fn visit_all<const LEN: usize, L: Lanes<LEN>, const Q: usize, const N: usize>(self) {
-        let Sequence { q, q_stride, k, v, n_keys, scale, biases, y, scratch } = self;
-        let (dim, n_vectors) = (k.dim, y.len().div_ceil(LEN));
+        let Sequence { q, q_stride, keys, seen, all, scale, soft_cap, sink, biases, y, scratch } = self;
+        let ([dim, value_dim], n_vectors) = (keys.dims(), y.len().div_ceil(LEN));
         let Scratch { near, q: turned, scores, totals, y: sums } = scratch;
-        near.resize(2 * TILE * dim, 0.0);
+        near.resize(TILE * (dim + value_dim), 0.0);
         turned.resize(n_vectors * dim * LEN, 0.0);
         scores.resize(Q * TILE * LEN, 0.0);
         totals.resize(n_vectors * 2 * LEN, 0.0);
-        sums.resize(n_vectors * dim * LEN, 0.0);
-        let (near_k, near_v) = near.split_at_mut(TILE * dim);
+        sums.resize(n_vectors * value_dim * LEN, 0.0);
         let (turned, scores, sums) = (lanes_mut(turned), lanes_mut(scores), lanes_mut(sums));
         let totals = lanes_mut::<LEN>(totals).as_chunks_mut::<2>().0;
         for (i, turned) in turned.chunks_exact_mut(dim).enumerate() {
@@ -81,33 +129,36 @@ impl Sequence<'_, '_> {
             turn::<LEN, L>(rows, q_stride, LEN.min(y.len() - i * LEN), turned);
         }
         sums.as_flattened_mut().fill(0.0);
-        totals.fill([[f32::MIN; LEN], [0.0; LEN]]);
-        for start in (0..n_keys).step_by(TILE) {
-            let n = TILE.min(n_keys - start);
-            let (mut k, mut v) = (k.from(start), v.from(start));
+        totals.fill(sink.map_or([[f32::MIN; LEN], [0.0; LEN]], |sink| [[sink; LEN], [1.0; LEN]]));
+        let mut start = all.start;
+        while start < all.end {
+            let positions = start..all.end.min((start / TILE + 1) * TILE);
+            start = positions.end;
             // Queries that take one step read each key once, so a copy would not pay.
-            if n_vectors > Q {
-                (k, v) = (k.copied(n, near_k), v.copied(n, near_v));
-            }
+            let [k, v] = keys.tile::<LEN, L>(positions.clone(), n_vectors > Q, near);
             let mut first = 0;
             while first < n_vectors {
                 let together = if n_vectors - first >= Q { Q } else { 1 };
-                let vectors = first * dim..(first + together) * dim;
+                // Lanes behind the last query repeat it.
+                let seen = seen.map(|seen| &seen[first * LEN..seen.len().min((first + together) * LEN)]);
                 let mut group = Group {
-                    q: &turned[vectors.clone()],
+                    q: &turned[first * dim..(first + together) * dim],
                     scores: &mut *scores,
                     totals: &mut totals[first..first + together],
-                    y: &mut sums[vectors],
+                    y: &mut sums[first * value_dim..(first + together) * value_dim],
                 };
-                let bias = biases.as_ref().map(|biases| (scale, biases, [first * LEN, start]));
-                match together == Q {
-                    true => group.visit::<L, Q, N>(&k, &v, n, scale, bias),
-                    false => group.visit::<L, 1, N>(&k, &v, n, scale, bias),
+                let rule =
+                    ScoreRule { scale, soft_cap, biases, seen, first: first * LEN, positions: positions.clone() };
+                if rule.sees_any() {
+                    match together == Q {
+                        true => group.visit::<L, Q, N>(&k, &v, &rule),
+                        false => group.visit::<L, 1, N>(&k, &v, &rule),
+                    }
                 }
                 first += together;
             }
         }
-        for ((y, sums), [_, total]) in y.chunks_mut(LEN).zip(sums.chunks_exact(dim)).zip(totals) {
+        for ((y, sums), [_, total]) in y.chunks_mut(LEN).zip(sums.chunks_exact(value_dim)).zip(totals) {
             let mut inverse = [0.0; LEN];
             for (inverse, total) in inverse.iter_mut().zip(total) {
                 *inverse = 1.0 / *total;
@@ -127,6 +178,72 @@ impl Sequence<'_, '_> {
     }
 }
 
+/// What becomes of products of some queries and keys.
+struct ScoreRule<'a> {
+    scale: f32,
+    soft_cap: f32,
+    biases: Option<HeadBiases<'a>>,
+    /// By query, of those that have lanes.
+    seen: Option<&'a [Range<usize>]>,
+    /// The number of the first query.
+    first: usize,
+    /// Of the keys.
+    positions: Range<usize>,
+}
+
+impl ScoreRule<'_> {
+    fn sees_any(&self) -> bool {
+        let overlaps = |seen: &Range<usize>| seen.start < self.positions.end && seen.end > self.positions.start;
+        self.seen.is_none_or(|seen| seen.iter().any(overlaps))
+    }
+
+    /// Makes scores of a vector's products, `i` being its number among those of the rule; returns a factor that they still lack.
+    #[inline(always)]
+    fn apply<const LEN: usize, L: Lanes<LEN>>(&self, i: usize, scores: &mut [[f32; LEN]]) -> f32 {
+        if self.seen.is_none() && self.biases.is_none() && self.soft_cap <= 0.0 {
+            return self.scale;
+        }
+        for scores in scores.iter_mut() {
+            for score in scores {
+                *score *= self.scale;
+            }
+        }
+        if self.soft_cap > 0.0 {
+            for scores in scores.iter_mut() {
+                for score in scores {
+                    let small = exp::<L, f32>(-2.0 * score.abs() / self.soft_cap);
+                    *score = (self.soft_cap * (1.0 - small) / (1.0 + small)).copysign(*score);
+                }
+            }
+        }
+        if let Some(biases) = &self.biases {
+            for (key, scores) in self.positions.clone().zip(scores.iter_mut()) {
+                for (lane, score) in scores.iter_mut().enumerate() {
+                    *score += biases.get(self.first + i * LEN + lane, key);
+                }
+            }
+        }
+        let Some(seen) = self.seen else { return 1.0 };
+        let (mut firsts, mut ends) = ([0u32; LEN], [0u32; LEN]);
+        for lane in 0..LEN {
+            let seen = &seen[(i * LEN + lane).min(seen.len() - 1)];
+            let within =
+                |position: usize| position.clamp(self.positions.start, self.positions.end) - self.positions.start;
+            (firsts[lane], ends[lane]) = (within(seen.start) as u32, within(seen.end) as u32);
+        }
+        let n = scores.len() as u32;
+        if firsts.iter().any(|&first| first > 0) || ends.iter().any(|&end| end < n) {
+            for (key, scores) in (0..).zip(scores.iter_mut()) {
+                for lane in 0..LEN {
+                    let is_seen = firsts[lane] <= key && key < ends[lane];
+                    scores[lane] = if is_seen { scores[lane] } else { f32::MIN };
+                }
+            }
+        }
+        1.0
+    }
+}
+
 /// Vectors of queries that are computed together.
 struct Group<'a, const LEN: usize> {
     /// `[vectors, D]`.
@@ -140,29 +257,20 @@ struct Group<'a, const LEN: usize> {
 }
 
 impl<const LEN: usize> Group<'_, LEN> {
-    /// Adds `n` keys and values.
+    /// Adds keys and values.
     #[inline(always)]
     fn visit<L: Lanes<LEN>, const Q: usize, const N: usize>(
         &mut self,
         k: &Rows<'_>,
         v: &Rows<'_>,
-        n: usize,
-        scale: f32,
-        bias: Option<(f32, &HeadBiases<'_>, [usize; 2])>,
+        rule: &ScoreRule<'_>,
     ) {
+        let n = rule.positions.len();
         score::<LEN, L, Q, N>(self.q, k, n, self.scores);
-        // Of products; with biases they are scores already.
-        let factor = if bias.is_some() { 1.0 } else { scale };
         let mut rescales = [[0.0; LEN]; Q];
         for (i, rescale) in rescales.iter_mut().enumerate() {
             let scores = &mut self.scores[i * TILE..][..n];
-            if let Some((scale, biases, [first_query, first_key])) = bias {
-                for (key, scores) in scores.iter_mut().enumerate() {
-                    for (lane, score) in scores.iter_mut().enumerate() {
-                        *score = scale * *score + biases.get(first_query + i * LEN + lane, first_key + key);
-                    }
-                }
-            }
+            let factor = rule.apply::<LEN, L>(i, scores);
             *rescale = weigh::<LEN, L>(scores, factor, &mut self.totals[i]);
         }
         add_values::<LEN, L, Q, N>(self.scores, v, n, &rescales, self.y);
@@ -204,6 +312,7 @@ impl HeadBiases<'_> {
 }
 
 /// Keys or values: rows of `dim` floats, one every `stride`.
+#[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
     pub floats: &'a [f32],
     pub stride: usize,
@@ -412,10 +521,12 @@ mod tests {
         let sequence = Sequence {
             q: &rows[first * stride..],
             q_stride: stride,
-            k: of(1),
-            v: of(2),
-            n_keys,
+            keys: Packed { k: of(1), v: of(2) },
+            seen: None,
+            all: 0..n_keys,
             scale: SCALE,
+            soft_cap: 0.0,
+            sink: None,
             biases: None,
             y: &mut y_rows,
             scratch: &mut Scratch::default(),
