@@ -155,6 +155,7 @@ fn main() {
     for file in &files {
         report(file, link_file(&dir, file, &mut linked));
     }
+    let n_shipped = linked.parts.texts.len();
     for file in &ablations {
         report(file, link_ablation(&dir, file, &mut linked));
     }
@@ -162,7 +163,7 @@ fn main() {
     let compiler = locked_compiler(&out).unwrap_or_else(|| written_by_compiler(&linked.kernels, &linked.parts));
     let compiler = format!("/// What compiles shaders for a driver.\npub const COMPILER: &str = {compiler:?};\n");
     let mirrored = params(&linked.kernels) + &constants(&linked.constants) + &overrides(&linked.overrides);
-    let table = table(&linked.kernels, &linked.parts) + &ablated(&linked.ablations) + &compiler + &mirrored;
+    let table = table(&linked.kernels, &linked.parts, n_shipped) + &ablated(&linked.ablations) + &compiler + &mirrored;
     fs::write(out.join("shaders.rs"), table).expect("OUT_DIR is writable");
 }
 
@@ -731,9 +732,10 @@ fn constants(constants: &Constants) -> String {
 }
 
 /// The Rust source of the table.
-fn table(kernels: &BTreeMap<String, Kernel>, parts: &Parts) -> String {
+fn table(kernels: &BTreeMap<String, Kernel>, parts: &Parts, n_shipped: usize) -> String {
     let mut out = String::from("// Written by build.rs from the shaders.\n");
     let _ = writeln!(out, "static PARTS: [&str; {}] = {:#?};", parts.texts.len(), parts.texts);
+    let begin = out.len();
     for (name, kernel) in kernels {
         let mut bindings = String::new();
         for binding in kernel.bindings.iter().filter(|b| !b.uniform) {
@@ -760,7 +762,8 @@ fn table(kernels: &BTreeMap<String, Kernel>, parts: &Parts) -> String {
         );
     }
     let mut hasher = DefaultHasher::new();
-    out.hash(&mut hasher);
+    // Not of ablations, which are no part of a pass.
+    (&parts.texts[..n_shipped], &out[begin..]).hash(&mut hasher);
     let _ = writeln!(
         out,
         "/// Stands for all sources together.\npub const FINGERPRINT: &str = \"{:016x}\";",

@@ -211,12 +211,19 @@ impl Model {
     pub fn from_file(device: &Device, file: ModelFile, options: LoadOptions<'_>) -> Result<Model, Error> {
         let ModelFile { header, files } = file;
         let files = Arc::new(files);
-        let (mut model, mut feed) = Model::declare(device, header, WeightFiles::whole(&files).as_ref(), &options)?;
-        let device = &match IS_BROWSER {
-            true => device.clone(),
-            false => tuned_for_load(device, &model.transformer().weights, options.exact, options.tune)?,
+        // First, since the plan follows the choices.
+        let device = &match header.shape.decoder() {
+            Ok(config) if !IS_BROWSER && options.tune != TuneOnLoad::Never => {
+                let target = device.for_model(options.exact).target();
+                match Weights::declare(&target, config, &header.tensor_index) {
+                    Ok(weights) => tuned_for_load(device, &weights, options.exact, options.tune)?,
+                    // The model is refused below.
+                    Err(_) => device.clone(),
+                }
+            }
+            _ => device.clone(),
         };
-        model.device = device.for_model(options.exact);
+        let (model, mut feed) = Model::declare(device, header, WeightFiles::whole(&files).as_ref(), &options)?;
         let test = RecordedPasses::test_usual(&model.device, model.transformer(), model.room);
         while_testing(test, || feed.take_all(device, &files, options.progress))?;
         let digest = feed.digest();

@@ -138,6 +138,17 @@ impl Tuning {
         self.places.insert(key, is_second);
     }
 
+    /// Adds what another tuning has and this one lacks.
+    pub(crate) fn add_missing(&mut self, other: &Tuning) {
+        for (&bucket, &choice) in &other.choices {
+            self.choices.entry(bucket).or_insert(choice);
+        }
+        for (key, &is_second) in &other.places {
+            self.places.entry(key.clone()).or_insert(is_second);
+        }
+        self.operations_rate = self.operations_rate.or(other.operations_rate);
+    }
+
     /// One choice for all products of a kernel.
     pub(crate) fn forcing(kernel: &Kernel, choice: Choice) -> Tuning {
         Tuning { forced: Some((kernel.name, choice)), ..Tuning::default() }

@@ -96,7 +96,17 @@ pub(crate) fn from_folder(device: &Device, folder: &Path) -> Device {
 /// The tuning in the device's file, which may be newer than its own; its own if the file has none for it.
 pub(super) fn latest(device: &Device) -> Tuning {
     let known = device.tuning_file().and_then(|path| read(path, device.info()).unwrap_or_default());
-    known.map_or_else(|| device.tuning().clone(), |(tuning, _)| tuning)
+    let mut tuning = device.tuning().clone();
+    if let Some((known, _)) = known {
+        tuning.add_missing(&known);
+    }
+    tuning
+}
+
+/// A file beside the device's that is there while products are measured: if it is found by a later load, the driver has
+/// ended the process. `None` if the device has no file.
+pub(super) fn marker(device: &Device) -> Option<PathBuf> {
+    device.tuning_file().map(|path| path.with_extension("measuring"))
 }
 
 /// Reads a file; `None` if it does not exist.
@@ -129,7 +139,7 @@ fn sealed(text: &str) -> String {
 }
 
 /// Saves the device's tuning and self-test results to its file, if it has one, merged with other processes' results.
-/// Writes `tuning`; if that is `None`, keeps the file's tuning, or writes the device's own if there is no file.
+/// Adds `tuning` to the file's; if that is `None`, keeps the file's, or writes the device's own if there is no file.
 ///
 /// # Errors
 /// [`Error::Io`] if the file cannot be written.
@@ -137,15 +147,13 @@ pub(crate) fn write(device: &Device, tuning: Option<&Tuning>) -> Result<(), Erro
     let Some(path) = device.tuning_file() else { return Ok(()) };
     let kept = read(path, device.info()).unwrap_or_default();
     let mut found = device.tested().found();
-    let own = device.tuning();
-    let tuning = match &kept {
-        Some((kept, theirs)) => {
-            found.passed.extend(theirs.passed.iter().cloned());
-            found.banned.extend(theirs.banned.clone());
-            tuning.unwrap_or(kept)
-        }
-        None => tuning.unwrap_or(own),
-    };
+    let mut tuning = tuning.cloned();
+    if let Some((kept, theirs)) = &kept {
+        found.passed.extend(theirs.passed.iter().cloned());
+        found.banned.extend(theirs.banned.clone());
+        tuning.get_or_insert_default().add_missing(kept);
+    }
+    let tuning = tuning.as_ref().unwrap_or(device.tuning());
     cache::write(path, sealed(&tuning.text(device.info(), &found)).as_bytes())
 }
 

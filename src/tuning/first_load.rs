@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use web_time::Instant;
 
-use super::file::{latest, write};
+use super::file::{latest, marker, write};
 use super::measure::{products, tune_load};
 use crate::device::Device;
 use crate::error::Error;
@@ -28,8 +28,9 @@ pub enum TuneOnLoad {
 /// file, or where `on` excludes the device, the device as it is. Blocks for the time of a load.
 ///
 /// # Errors
-/// [`Error::DeviceLost`]. Other failures are notices, and the usual choices then remain. After either, later loads do
-/// not measure the same products, so a driver that cannot bear it is not lost again and again.
+/// [`Error::DeviceLost`]. Other failures are notices, and the usual choices then remain. Unless memory was short, later
+/// loads do not measure the same products, nor after a load that did not end, so a driver that cannot bear it is not lost
+/// again and again.
 pub(crate) fn tuned_for_load(
     device: &Device,
     weights: &Weights,
@@ -55,11 +56,22 @@ pub(crate) fn tuned_for_load(
         return Ok(device);
     }
     let (start, name) = (Instant::now(), &device.info().name);
-    let (tuning, error) = match block_on(tune_load(&of_model, &missing)) {
+    let marker = marker(&device);
+    let result = match &marker {
+        Some(marker) if marker.exists() => Err(Failure::Unended),
+        _ => {
+            marker.iter().for_each(|marker| _ = std::fs::write(marker, []));
+            block_on(tune_load(&of_model, &missing)).map_err(Failure::Of)
+        }
+    };
+    marker.iter().for_each(|marker| _ = std::fs::remove_file(marker));
+    let (tuning, error) = match result {
         Ok((tuning, _)) => (tuning, None),
         Err(error) => {
             let mut tuning = device.tuning().clone();
-            missing.iter().for_each(|product| tuning.choose(product.bucket, None));
+            if !matches!(error, Failure::Of(Error::OutOfMemory { .. })) {
+                missing.iter().for_each(|product| tuning.choose(product.bucket, None));
+            }
             (tuning, Some(error))
         }
     };
@@ -71,7 +83,22 @@ pub(crate) fn tuned_for_load(
         device.tested().note(format!("the tuned choices were not saved: {error}"));
     }
     match error {
-        Some(error @ Error::DeviceLost { .. }) => Err(error),
+        Some(Failure::Of(error @ Error::DeviceLost { .. })) => Err(error),
         _ => Ok(device.with_tuning(tuning)),
+    }
+}
+
+/// Why nothing was measured.
+enum Failure {
+    Of(Error),
+    Unended,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failure::Of(error) => error.fmt(f),
+            Failure::Unended => f.write_str("an earlier measurement did not end; `tilewright tune` repeats it"),
+        }
     }
 }

@@ -51,13 +51,14 @@ export function cpuEngine(threads: number | undefined, lack: (message: string) =
     const script = cpuFiles.script ?? (isNode ? besidePackage("cpu.js") : new URL("./cpu.js", import.meta.url)).href;
     let glue: typeof cpu;
     let module: WebAssembly.Module;
+    let own: WebAssembly.Memory;
     try {
       [glue, module] = await Promise.all([importHidden<typeof cpu>(script), compiled()]);
+      ({ memory: own } = await glue.default({ module_or_path: module, memory }));
     } catch (error) {
       lack(`the engine's module for the CPU could not be loaded, and its usual one is slower: ${messageOf(error)}`);
       return undefined;
     }
-    const { memory: own } = await glue.default({ module_or_path: module, memory });
     useClasses(glue);
     const n = isShared() ? (threads ?? await processors()) - 1 : 0;
     const started = await Promise.allSettled(Array.from({ length: n }, () => startThread(glue, script, { module, memory })));
@@ -118,6 +119,7 @@ async function startInNode(name: string, script: string, shared: SharedModule, {
   const thread = new NodeWorker(new URL(script), { workerData: name });
   thread.on("message", receive);
   thread.on("error", (error) => fail(messageOf(error)));
+  thread.on("exit", (code) => fail(`it ended with code ${code}`));
   thread.postMessage(shared);
   // The process does not wait for it.
   thread.unref();
