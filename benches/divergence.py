@@ -1,10 +1,10 @@
-"""What rounding changes: Kullback-Leibler divergence and agreement of the likeliest token, next to --exact.
+"""The cost of rounding: Kullback-Leibler divergence from --exact, and how often the most likely token is the same.
 
 usage: divergence.py [--tilewright target/release/tilewright --data ../shared/data --text FILE --ctx 256 --tiers f16,..] [MODEL ..]
 
 Without MODEL, the story models of the data folder. Predictions of the CPU with --exact are compared with those of the CPU
-as it is by default, which rounds activations to bytes, and of the GPU in each tier; a tier that the adapter lacks is left
-out. The text is stories by the built-in model unless there is a FILE.
+by default, which rounds activations to bytes (with AMX, to BF16 in prompts), and of the GPU in each tier; tiers that the
+adapter lacks are left out. The text is stories by the built-in model unless there is a FILE.
 """
 import argparse
 import json

@@ -1,5 +1,6 @@
 //! Compiles the shaders for real GPUs without such a GPU: Mesa's RADV compiles for any AMD GPU and reports registers,
-//! waves and instructions, NVIDIA's compiler does for its own. Where a GPU is there, its driver is asked.
+//! waves and instructions; NVIDIA's compiler does so for NVIDIA's GPUs. With `--driver system`, the driver of this
+//! machine's GPU reports instead.
 //!
 //! ```text
 //! cargo bench --profile dev --bench isa                   tables of all kernels and, but for matvec, some weight types

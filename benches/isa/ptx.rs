@@ -1,7 +1,7 @@
-//! Compiles the shaders with NVIDIA's compiler, which needs no such GPU either.
+//! Compiles the shaders with NVIDIA's compiler, which needs no GPU either.
 //!
-//! Not the compiler of its Vulkan driver, but the same code generator for the same instructions. What it gets is the
-//! SPIR-V that wgpu hands to the driver, put into CUDA C++ instruction by instruction (`cuda.rs`).
+//! This is NVRTC rather than the Vulkan driver's compiler, but with the same code generator for the same instructions.
+//! Its input is the SPIR-V that wgpu hands to the driver, translated to CUDA C++ instruction by instruction (`cuda.rs`).
 
 mod cuda;
 mod sass;

@@ -90,13 +90,14 @@ pub struct LoadOptions<'a> {
     pub kv_type: KvType,
     /// Never round activations. Otherwise, CPUs that multiply bytes faster than floats (x86-64 with AVX2, browsers) round
     /// those that meet quantised weights to signed bytes with one scale per 32, as llama.cpp does, except on
-    /// [`Device::cpu`]; with AMX on Linux, products of many tokens round these and the weights to BF16. Real GPUs with half precision use it for prefill products, summed in f32; browsers' adapters
-    /// only in the tier `f16`, which is asked for by name and stays.
+    /// [`Device::cpu`]. With AMX on Linux, products of many tokens round activations and weights to BF16 instead. Real
+    /// GPUs with half precision use it for prefill products, summed in f32; browsers' adapters only in the tier `f16`,
+    /// which is asked for by name and stays.
     pub exact: bool,
     /// Where to measure kernels for those of the model's matrix products that the device's tuning file lacks: once, for
-    /// up to three seconds, before the weights are read. [`Device::take_notices`] has the time. No effect without such a
-    /// file, see [`Device::tuning_file`], and on the devices of `layers_on`. [`Loader::tune`](crate::load::Loader::tune)
-    /// does so for pieces.
+    /// up to three seconds, before the weights are read. [`Device::take_notices`] reports the time. No effect without
+    /// such a file (see [`Device::tuning_file`]), in browsers, and on the devices of `layers_on`. For a model that
+    /// arrives in pieces, call [`Loader::tune`](crate::load::Loader::tune).
     pub tune: TuneOnLoad,
     /// Called with the bytes of weights read and uploaded so far, and their total.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,

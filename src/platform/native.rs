@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 
-/// Whether this is a browser, which has no threads and no files. A constant: code for others is not linked there,
+/// Whether this is a browser, which has no files and no `std::thread`. A constant: code for others is not linked there,
 /// except what an `async` function awaits, see [`unless_browser`].
 pub(crate) const IS_BROWSER: bool = false;
 
-/// Whether kernels share work out to threads; in browsers, those of one module do.
+/// Whether kernels share work out to threads; in browsers only the module for the CPU does.
 pub(crate) const KERNELS_SHARE: bool = true;
 
 /// Memory that addresses leave for a model, if they are the limit.

@@ -6,12 +6,12 @@ use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Work of one kernel, which every thread that comes in time does a part of.
+/// Work of one kernel, shared by the threads that join before it is done.
 type Job<'a> = dyn Fn() + Sync + 'a;
 
-/// In [`Pool::state`]: helpers may come.
+/// Flag in [`Pool::state`]: helpers may join.
 const OPEN: u32 = 1 << 31;
-/// Looks for a change before a thread goes to sleep. Kernels come some microseconds apart, and waking takes longer.
+/// How often a thread checks for a change before it sleeps. Kernels are microseconds apart, and waking takes longer.
 const LOOKS: u32 = 4000;
 
 /// The threads of the process, besides the one that shares work out.
@@ -52,7 +52,7 @@ impl Sleeping {
             spin_loop();
         }
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        // Counted before it looks again: who makes the change finds it counted, or it finds the change.
+        // Counted before the check: either the waker sees this thread in the count, or this thread sees the change.
         self.n.fetch_add(1, SeqCst);
         while !is_over() {
             lock = self.change.wait(lock).unwrap_or_else(PoisonError::into_inner);
@@ -110,7 +110,7 @@ impl Pool {
         });
     }
 
-    /// Does a job on this thread and those of the helpers that come before this one is done, and waits for them.
+    /// Does a job on this thread, and on helpers that join before this thread is done, then waits for those.
     fn share(&self, job: &Job<'_>) {
         // A job within a job, of whichever thread, stays on its thread.
         if self.n_helpers.load(SeqCst) == 0 || self.state.load(SeqCst) != 0 {

@@ -54,7 +54,7 @@ pub struct Choice {
     /// by side. For `matmul` and `matmul_half`, rows of a tile: 16, 32, 64, 128 or 256 (half for 8x8 matrices). For
     /// `mol`, queries side by side in an invocation: 1, 2 or 4. In the `scalar` tier 1, except for `mol`.
     pub size: u32,
-    /// How tiles of cooperative matrices are computed.
+    /// How tiles of `matmul_half` are computed in the tiers with cooperative matrices; plain for all other kernels.
     pub form: TileForm,
 }
 
@@ -62,7 +62,7 @@ pub struct Choice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TileForm {
-    /// By four subgroups, which wait for each other before and after they stage operands.
+    /// By four subgroups, with a barrier before and after operands are staged.
     #[default]
     Plain,
     /// Operands are staged in one half of the memory while those in the other are multiplied.

@@ -1,5 +1,4 @@
-//! Tuning without being asked: the first load of a model on a GPU measures its products, and later loads read the
-//! results.
+//! Automatic tuning: the first load of a model on a GPU measures its products, and later loads read the results.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -24,13 +23,13 @@ pub enum TuneOnLoad {
     AllAdapters,
 }
 
-/// The device with the tuning in its file, to which products of a model that lack there are added first. Without such a
-/// file, or where `on` excludes the device, the device as it is. Blocks for the time of a load.
+/// The device with the tuning in its file, after measuring and adding the model's products that the file lacks. Without
+/// a tuning file, or if `on` excludes the device, the device unchanged. Blocks while it measures.
 ///
 /// # Errors
-/// [`Error::DeviceLost`]. Other failures are notices, and the usual choices then remain. Unless memory was short, later
-/// loads do not measure the same products, nor after a load that did not end, so a driver that cannot bear it is not lost
-/// again and again.
+/// [`Error::DeviceLost`]. Other failures are notices, and the usual choices then remain. Later loads do not measure the
+/// same products after either, nor after a load that did not end, so a driver that fails under them does not lose the
+/// device at every load. If memory was short, later loads try again.
 pub(crate) fn tuned_for_load(
     device: &Device,
     weights: &Weights,

@@ -1,4 +1,4 @@
-//! What workers do that help the engine's one, see `platform/pool.rs`: each has the same module with the same memory.
+//! Entry points of workers that help the engine's worker, see `platform/pool.rs`. All share a module and its memory.
 
 use wasm_bindgen::prelude::*;
 

@@ -1,6 +1,6 @@
 //! Products of many tokens by tiles, where the processor has them: weights and activations are rounded to BF16, and products
-//! are added up in f32. That loses less than rounding activations to bytes: of random numbers, the mean squared error is a
-//! quarter of it. Tiles of bytes would have to be scaled for each block, which takes longer than the products.
+//! are added up in f32. That loses less than rounding activations to bytes: for random numbers, the mean squared error
+//! is a quarter as large. Tiles of bytes would have to be scaled for each block, which takes longer than the products.
 
 use super::super::simd::tiles::{Configured, Line, Pair, Square, Sums, TileWork, Tiles};
 use super::super::simd::{Lanes, Wide};
@@ -21,7 +21,7 @@ pub(in super::super) struct TiledRows {
     n_blocks: usize,
 }
 
-/// What a thread puts weights in.
+/// A thread's buffer for unpacked weights.
 #[derive(Default)]
 pub(in super::super) struct TiledPanel(Vec<Pair>);
 
