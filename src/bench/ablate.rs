@@ -90,7 +90,7 @@ const fn with(
 
 /// Cases of `matvec`: 117 million weights, 66 MB, which 2.8 TB/s read in 24 us.
 static MATVEC_CASES: [Case; 6] = [
-    // As by bits: the adapter is NVIDIA's.
+    // The same as by bits, which is the default on NVIDIA's adapters.
     as_is(WeightType::Q4_0, 30.0),
     // A conversion for each weight, 16 a clock on 132 SMs of 1.98 GHz, is 28 us; 53 % of that rate were measured.
     with("bytes by conversions", WeightType::Q4_0, &[(overrides::BY_BITS, 0.0)], 53.0),

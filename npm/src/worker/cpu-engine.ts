@@ -31,20 +31,20 @@ async function processors(): Promise<number> {
 }
 
 /**
- * Starts the module with so many threads, the worker's among them; by default as many as there are processors. `lack` is
- * called with a sentence where it does without something.
+ * Starts the module with this many threads, the worker's among them; by default as many as there are processors. `lack` is
+ * called with a message if the module or some threads cannot be had.
  */
 export function cpuEngine(threads: number | undefined, lack: (message: string) => void): Start {
   return async () => {
     let memory: WebAssembly.Memory;
     try {
-      // Futures of a module with shared memory wait by the other function.
+      // Futures of a module with shared memory wait by `Atomics.waitAsync`.
       if (!WebAssembly.validate(RELAXED) || !("waitAsync" in Atomics)) {
         return undefined;
       }
       memory = new WebAssembly.Memory({ initial: FIRST_PAGES, maximum: MOST_PAGES, shared: true });
     } catch {
-      // Nothing shares memory here, or nobody gives addresses for so much of it. The usual module needs neither.
+      // No shared memory here, or not enough address space for its maximum. The usual module needs neither.
       return undefined;
     }
     // Bundlers copy the file that they find in this expression. As a worker's script it would be a bundle of its own.

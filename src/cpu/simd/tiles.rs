@@ -37,11 +37,11 @@ mod amx {
     use super::super::avx512::{self, Sixteen};
     use super::{Line, Pair, Sums, TileWork};
 
-    /// Says that this process may use tiles.
+    /// Proof that this process may use tiles.
     #[derive(Clone, Copy)]
     pub struct Tiles(());
 
-    /// Says that the tiles of this thread have the shape that products ask for.
+    /// Proof that this thread's tiles have the shape that products need.
     pub struct Configured(());
 
     /// Whether the processor has the instructions, and the system lets this process use them.
