@@ -441,7 +441,7 @@ fn device_that_measurements_lose_is_not_measured_again() {
 }
 
 #[test]
-fn program_measures_at_the_first_run_unless_told_not_to() {
+fn program_measures_at_the_first_run_unless_disabled() {
     let folder = folder("program");
     if open(&folder).is_none() {
         return;
@@ -456,7 +456,7 @@ fn program_measures_at_the_first_run_unless_told_not_to() {
         assert!(output.status.success(), "{messages}");
         (text(&output.stdout), messages.lines().filter(|line| line.contains("were measured in")).count())
     };
-    let (story, told) = run(&["--no-tune"]);
-    assert_eq!(told, 0);
+    let (story, notices_of_run) = run(&["--no-tune"]);
+    assert_eq!(notices_of_run, 0);
     assert_eq!([run(&[]), run(&[])], [(story.clone(), 1), (story, 0)]);
 }
