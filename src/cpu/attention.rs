@@ -10,6 +10,7 @@ use super::softmax::ExpBelow;
 use super::whole_sequences::{self, Biases, HeadBiases, Keys, Packed, Rows, Scratch, Sequence};
 use super::{Call, threads};
 use crate::kernels::{KvType, QkNorm};
+use crate::platform::IS_BROWSER;
 use crate::shaders::constants::attention::{CAUSAL, OWN_KEYS, PACKED, WHOLE_PASS};
 use crate::shaders::constants::rotate;
 use crate::shaders::overrides;
@@ -147,7 +148,8 @@ pub(crate) fn attention_prefill(mut call: Call<'_>) {
     if has_runs && is_whole && cache.kind == KvType::F32 && params.soft_cap <= 0.0 {
         let y = &mut y[..params.n_tokens as usize * params.n_heads as usize * dim];
         whole(&params, &visible, learned.biases, [q, bytemuck::cast_slice(kv[0]), bytemuck::cast_slice(kv[1])], y);
-    } else if has_runs && !has_biases && params.row_words == 0 {
+    } else if has_runs && !has_biases && params.row_words == 0 && !IS_BROWSER {
+        // It would make the modules of browsers 10 KB larger.
         by_sequence(&params, cache, state, &visible, q, kv, learned.sinks, y);
     } else {
         by_query(&params, cache, state, &visible, q, kv, learned, y);
