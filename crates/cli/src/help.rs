@@ -64,7 +64,7 @@ const FLAGS: [(&str, &[&str], &[&str]); 8] = [
         &["gpu-layers", "memory-limit", "kv-type", "slide"],
         &["draft", "draft-tokens", "prompt-lookup", "mtp", "exact", "layers-on", "stream-rows", "tokens-per-submit"],
     ),
-    ("Device", &[], &["adapter", "power", "tier"]),
+    ("Device", &[], &["adapter", "power", "tier", "no-tune"]),
     ("Advanced", &[], &["verbose", "profile"]),
 ];
 
